@@ -1,0 +1,1 @@
+"""Torch-free foundations: errors, environment settings, dtype names, logging."""
