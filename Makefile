@@ -1,0 +1,32 @@
+# One front door. Every target is one line; the work is in scripts/.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+export PYTHON TORCH
+
+.DEFAULT_GOAL := help
+.PHONY: help setup dev test smoke test-full sweep lint format bench wheels demo
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+setup: ## make .venv with an exact torch, glm5sdk and the CPU backend (editable); does nothing when nothing changed
+	@scripts/setup.sh
+dev: ## setup, and what tests and linters need
+	@scripts/setup.sh dev
+test: dev ## what every change must pass (15 minutes)
+	@scripts/test.sh merge
+smoke: dev ## a first answer (20 seconds)
+	@scripts/test.sh smoke
+test-full: dev ## every variant, 100 examples a case (40 minutes)
+	@scripts/test.sh full
+sweep: dev ## everything, soak and fuzz too (hours)
+	@scripts/test.sh sweep
+lint: dev ## style, types, import contracts, spelling, sizes
+	@scripts/lint.sh
+format: dev ## let ruff and clang-format mend what they can
+	@scripts/lint.sh --fix
+bench: dev ## time every op on this machine
+	@scripts/bench.sh
+wheels: dev ## build the wheels into dist/
+	@scripts/wheels.sh
+demo: ## train a tiny GLM-5 on real text, save it, load it, let it write
+	@scripts/demo.sh
