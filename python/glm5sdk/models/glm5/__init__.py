@@ -1,0 +1,32 @@
+"""The GLM-5 family: config, presets, checkpoints and model, imported on first use so that a config needs no torch."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+# public name -> module of this package that defines it
+_HOME = {
+    "Glm5Config": "config",
+    "YarnScaling": "rope",
+    "preset": "presets",
+    "preset_names": "presets",
+    "count_parameters": "tensors",
+    "expected_tensors": "tensors",
+    "parameter_shapes": "tensors",
+    "Checkpoint": "checkpoint",
+    "open_checkpoint": "checkpoint",
+    "save_checkpoint": "checkpoint_save",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> object:
+    """Resolves a public name by importing the module that defines it."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})
