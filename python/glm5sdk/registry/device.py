@@ -1,0 +1,71 @@
+"""The registry's only view of torch: names of dtypes and devices, and the namespace that compiled contracts run in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Buffer, Parameter
+
+__all__ = ["ACTIVATIONS", "CONTRACT_NAMESPACE", "Device", "dtype_name", "named_dtype"]
+
+_NAMES = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    torch.int8: "i8",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.uint8: "u8",
+    torch.bool: "bool",
+}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+ACTIVATIONS = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a backend's probe found.
+
+    Attributes:
+        type: torch's device type (`cpu`, `cuda`, `npu`).
+        name: what a person calls it.
+        detail: anything a doctor's report should show (instruction level, memory, driver).
+    """
+
+    type: str
+    name: str
+    detail: dict[str, str] = field(default_factory=dict)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Short name of a dtype (`bf16`), or torch's own where there is none."""
+    return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def named_dtype(name: str) -> torch.dtype:
+    """The dtype of a short name."""
+    return _DTYPES[name]
+
+
+def grad_enabled() -> bool:
+    return torch.is_grad_enabled()
+
+
+CONTRACT_NAMESPACE: dict[str, Any] = {
+    "Tensor": Tensor,
+    # Exactly these types run natively; every other subclass (fake, functional, distributed) goes through torch.library.
+    "ORDINARY": frozenset({Tensor, Parameter, Buffer}),
+    "ACTIVATIONS": ACTIVATIONS,
+    "grad_enabled": torch.is_grad_enabled,
+    "empty": torch.empty,
+    **_DTYPES,
+}
+
+
+def scratch(size: int, device: Any) -> Tensor:
+    """`size` bytes of uninitialised workspace."""
+    return torch.empty(size, dtype=torch.uint8, device=device)
