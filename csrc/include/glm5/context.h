@@ -1,0 +1,13 @@
+// What a kernel is told besides its tensors.
+#pragma once
+
+namespace glm5 {
+
+// Instruction levels, ordered: each op runs its best variant not above the level it is given.
+enum class Level : int { baseline = 0, avx2 = 1, avx512 = 2, avx512_vnni = 3, avx512_bf16 = 4 };
+
+struct Context {
+  Level level = Level::baseline;
+};
+
+}  // namespace glm5
