@@ -159,7 +159,7 @@ class Glm5Config:
     @property
     def softmax_scale(self) -> float:
         """Scale of attention scores: qk_head_dim ** -0.5, also in the absorbed form, times YaRN's factor if any."""
-        scale = self.qk_head_dim**-0.5
+        scale = float(self.qk_head_dim**-0.5)
         return scale * self.rope_scaling.softmax_factor if self.rope_scaling is not None else scale
 
     @property
@@ -175,7 +175,7 @@ class Glm5Config:
 
     @cached_property
     def indexer_schedule(self) -> tuple[str, ...]:
-        """ "full" or "shared" for each decoder layer and, last, for the MTP layer if there is one; empty: no indexer."""
+        """One of "full" and "shared" per decoder layer, then the MTP layer's if there is one; empty: no indexers."""
         if self.sparse_pattern != "indexer":
             return ()
         types = resolve_indexer_types(

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from glm5sdk.core.errors import ContractError
+from glm5sdk.models.glm5.rope import YarnScaling
 
 if TYPE_CHECKING:
     from glm5sdk.models.glm5.config import Glm5Config
@@ -100,6 +101,15 @@ def _check_types(config: Glm5Config) -> None:
             raise refuse(name, value, "a finite number")
         if name in _POSITIVE_FLOATS and value <= 0.0:
             raise refuse(name, value, "a number above 0")
+    for name in ("indexer_types", "mlp_layer_types", "index_topk_pattern"):
+        value = getattr(config, name)
+        plain = value is None or (name == "index_topk_pattern" and isinstance(value, str))
+        if not plain and not (isinstance(value, tuple) and all(isinstance(entry, str) for entry in value)):
+            raise refuse(name, value, "a list of strings or null")
+    if config.rope_scaling is not None and not isinstance(config.rope_scaling, YarnScaling):
+        raise refuse("rope_scaling", config.rope_scaling, "a YarnScaling or None", "from_dict reads the JSON form")
+    if config.moe_router_dtype is not None and not isinstance(config.moe_router_dtype, str):
+        raise refuse("moe_router_dtype", config.moe_router_dtype, "a string or null")
     for name in _OPTIONAL_IDS:
         value = getattr(config, name)
         if value is not None and not _is_int(value):

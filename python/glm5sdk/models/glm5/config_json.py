@@ -135,8 +135,8 @@ def _eos_for_json(tokens: tuple[int, ...]) -> int | list[int] | None:
 def _rope(rest: dict[str, Any]) -> dict[str, Any]:
     """Takes the rope keys: theta at top level or in either table, which of the two being a matter of age."""
     top = rest.pop("rope_theta", None)
-    tables = {name: rest.pop(name) for name in ("rope_parameters", "rope_scaling") if name in rest}
-    tables = {name: table for name, table in tables.items() if table is not None}
+    both: dict[str, Any] = {name: rest.pop(name, None) for name in ("rope_parameters", "rope_scaling")}
+    tables = {name: table for name, table in both.items() if table is not None}
     thetas = {} if top is None else {"rope_theta": top}
     kinds: dict[str, str] = {}
     for name, table in tables.items():

@@ -73,7 +73,8 @@ def resolve_indexer_types(
     if types[0] != FULL:
         got = offset if name == "index_skip_topk_offset" else "'shared' in entry 0"
         raise ContractError(
-            f"Glm5Config: {name} is {got}, needs a schedule whose first layer is full: there is no selection to share yet"
+            f"Glm5Config: {name} is {got}, needs a schedule whose first layer is full: "
+            "it has no earlier selection to share"
         )
     return types
 

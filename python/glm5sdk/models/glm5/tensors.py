@@ -95,7 +95,7 @@ def count_parameters(config: Glm5Config, mtp: bool = True) -> int:
 
 
 def count_active_parameters(config: Glm5Config) -> int:
-    """Numbers that multiply one token in a forward without MTP: its experts only, and no row lookup in the embedding."""
+    """Numbers that multiply one token in a forward without MTP: its own experts, and not the input embedding."""
     total = 0
     for spec in expected_tensors(config, mtp=False):
         if not spec.required or spec.keep_f32:

@@ -1,0 +1,312 @@
+"""Reading a Hugging Face checkpoint: everything is checked against the config before the first tensor is read."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from glm5sdk.core.errors import CheckpointError
+from glm5sdk.models.glm5.checkpoint_files import StoredTensor, find_tensors, some
+from glm5sdk.models.glm5.checkpoint_fp8 import SIDECAR, dequantise_blocks, scale_shape
+from glm5sdk.models.glm5.config import Glm5Config
+from glm5sdk.models.glm5.tensors import Index, TensorSpec, expected_tensors, mtp_prefix, parameter_shapes
+
+# Called with a parameter's name, where in it the tensor goes (None: all of it), and the tensor.
+Write = Callable[[str, Index | None, Tensor], None]
+
+_FLOATS = ("F32", "BF16", "F16", "F64")
+_FP8 = "F8_E4M3"
+_BAR_FROM = 1 << 30  # bytes from which a terminal gets a progress bar unasked
+# Endings of other quantisation schemes' companions of a weight; skipping one would load nonsense.
+_FOREIGN = ("scale", "scale_2", "scales", "zero_point", "zeros", "qweight", "qzeros", "g_idx", "_packed")
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint loads, but not as its config or its tensors suggest."""
+
+
+class Checkpoint:
+    """A checkpoint whose every tensor is known to be present, of the right shape and of a readable dtype.
+
+    Attributes:
+        config: the model it holds. Differs from the config it was opened with when the MTP layer is not loaded.
+        path: where it was opened.
+    """
+
+    def __init__(self, path: Path, config: Glm5Config, stored: dict[str, StoredTensor]) -> None:
+        """Use `open_checkpoint`.
+
+        Raises:
+            CheckpointError: a tensor is missing, unexpected, misshapen or of an unknown kind.
+        """
+        self.path = path
+        self.config = config
+        self._specs = {spec.name: spec for spec in expected_tensors(config)}
+        self._stored = stored
+        _check_names(self._specs, stored, path)
+        for name, spec in self._specs.items():
+            if name in stored:
+                _check_tensor(spec, stored[name], stored.get(name + SIDECAR))
+        rounded = [
+            name for name, spec in self._specs.items() if spec.keep_f32 and stored[name].dtype in ("BF16", "F16")
+        ]
+        if rounded:
+            warnings.warn(
+                f"checkpoint: {some(rounded)} in {path} is stored as {stored[rounded[0]].dtype}, needs F32; "
+                "the rounding is done and other experts may be chosen, so go back to the original if you can",
+                CheckpointWarning,
+                stacklevel=3,
+            )
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether any weight is FP8 with block scales; they are dequantised on loading."""
+        return any(tensor.dtype == _FP8 for tensor in self._stored.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors that loading reads."""
+        return sum(tensor.nbytes for tensor in self._stored.values())
+
+    @cached_property
+    def untied(self) -> frozenset[str]:
+        """Stored MTP `embed_tokens` / `shared_head.head` that differ from the main model's: parameters of their own.
+
+        Reads the tensors to compare. Equal copies, as DeepSeek-V3.2 stores, are not loaded at all.
+
+        Raises:
+            CheckpointError: word embeddings are tied in the config and lm_head.weight is another matrix.
+        """
+        read = _Reader(self._stored)
+        different: set[str] = set()
+        for spec in self._specs.values():
+            if spec.duplicate_of is None or spec.name not in self._stored:
+                continue
+            if read.equal(spec.name, spec.duplicate_of):
+                continue
+            if self.config.tie_word_embeddings and spec.name == "lm_head.weight":
+                raise CheckpointError(
+                    f"checkpoint: {spec.name} in {self._stored[spec.name].file} differs from {spec.duplicate_of}, "
+                    "needs an equal matrix while tie_word_embeddings is true; set it to false"
+                )
+            different.add(spec.parameter)
+        return frozenset(different)
+
+    def parameters(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of each parameter that `load_into` fills, completely."""
+        own = {name: self._specs[name].shape for name in sorted(self.untied)}
+        return {**parameter_shapes(self.config), **own}
+
+    def tensors(
+        self, dtype: torch.dtype, only: Callable[[TensorSpec], bool] | None = None
+    ) -> Iterator[tuple[TensorSpec, Tensor]]:
+        """Each tensor in file order, one at a time.
+
+        FP8 weights come dequantised to `dtype`. Others come as stored, as views of the mapped file: nothing is read
+        until it is copied, and slicing first reads only the slice. Do not keep or change them.
+
+        Args:
+            dtype: of dequantised weights.
+            only: skips the tensors for which it says False (another rank's experts, say).
+        """
+        wanted = [self._specs[name] for name in self._stored if name in self._specs]
+        wanted = [spec for spec in wanted if spec.required or spec.parameter in self.untied]
+        wanted.sort(key=lambda spec: (self._stored[spec.name].file, self._stored[spec.name].offset))
+        read = _Reader(self._stored)
+        for spec in wanted:
+            if only is not None and not only(spec):
+                continue
+            tensor = read(spec.name)
+            if spec.name + SIDECAR in self._stored:
+                tensor = dequantise_blocks(tensor, read(spec.name + SIDECAR), dtype)
+            yield spec, tensor
+            del tensor  # before the next one is made
+
+    def load_into(
+        self,
+        write: Write,
+        dtype: torch.dtype,
+        progress: bool | None = None,
+        only: Callable[[TensorSpec], bool] | None = None,
+    ) -> None:
+        """Streams every tensor into parameters that already exist, so the model is never in memory twice.
+
+        Args:
+            write: copies one tensor into (a slice of) a parameter and casts it; see `parameter_writer`.
+            dtype: the parameters' dtype, to which FP8 weights are dequantised.
+            progress: show a bar on stderr; None: for over 1 GiB on a terminal.
+            only: as for `tensors`.
+
+        Raises:
+            CheckpointError: from `write`, or as `untied`; the latter before anything is written.
+        """
+        _ = self.untied
+        with _bar(self.nbytes, progress) as advance:
+            for spec, tensor in self.tensors(dtype, only):
+                write(spec.parameter, spec.index, tensor)
+                sidecar = self._stored.get(spec.name + SIDECAR)
+                advance(self._stored[spec.name].nbytes + (sidecar.nbytes if sidecar else 0))
+                del tensor  # before the next one is made
+
+
+def open_checkpoint(
+    path: str | PathLike[str], config: Glm5Config | None = None, *, drop_mtp: bool = False
+) -> Checkpoint:
+    """Opens a checkpoint directory (one file or shards), or one .safetensors file, and checks it all.
+
+    A checkpoint without any MTP tensor of a config that has the layer (transformers drops it when saving) opens with
+    a `CheckpointWarning` and MTP switched off in `.config`; with some but not all of them it does not open.
+
+    Args:
+        path: local directory or file.
+        config: the model to expect; None reads config.json beside the weights.
+        drop_mtp: leave MTP tensors unread and switch MTP off in `.config`.
+
+    Raises:
+        CheckpointError: files or tensors are missing, unexpected, damaged or misshapen; the message names them.
+        ContractError: the config is invalid.
+    """
+    root = Path(path)
+    if config is None:
+        config = Glm5Config.from_pretrained(root.parent if root.is_file() else root)
+    stored = find_tensors(root)
+    prefix = mtp_prefix(config)
+    held = [name for name in stored if name.startswith(prefix)]
+    if held and drop_mtp:
+        stored = {name: tensor for name, tensor in stored.items() if not name.startswith(prefix)}
+    elif held and not config.num_nextn_predict_layers:
+        raise CheckpointError(
+            f"checkpoint: {some(sorted(held))} in {root} belong to layer {config.num_hidden_layers}, needs "
+            "num_nextn_predict_layers=1 to load it as the MTP layer, or drop_mtp=True to leave it; "
+            f"or is num_hidden_layers ({config.num_hidden_layers}) too small?"
+        )
+    elif config.num_nextn_predict_layers and not held and not drop_mtp:
+        warnings.warn(
+            f"checkpoint: {root} holds no tensor of the MTP layer ({prefix}*) that its config announces; "
+            "loaded without MTP, as after a save by transformers, which drops it",
+            CheckpointWarning,
+            stacklevel=2,
+        )
+    if config.num_nextn_predict_layers and (drop_mtp or not held):
+        config = config.replace(num_nextn_predict_layers=0)
+    return Checkpoint(root, config, stored)
+
+
+def parameter_writer(get_param: Callable[[str], Tensor]) -> Write:
+    """A `Write` that copies into `get_param(name)`, casting to its dtype, after comparing shapes."""
+
+    def write(name: str, index: Index | None, tensor: Tensor) -> None:
+        target = get_param(name).detach()
+        if index is not None:
+            target = target[index]
+        if target.shape != tensor.shape:
+            raise CheckpointError(
+                f"checkpoint: parameter {name} is {list(target.shape)} at {index}, needs {list(tensor.shape)}"
+            )
+        target.copy_(tensor)
+
+    return write
+
+
+class _Reader:
+    """Reads tensors as views of mapped files; keeps the files of one shard's neighbourhood open at a time."""
+
+    def __init__(self, stored: dict[str, StoredTensor]) -> None:
+        self._stored = stored
+        self._open: dict[Path, Any] = {}
+
+    def __call__(self, name: str) -> Tensor:
+        file = self._stored[name].file
+        if file not in self._open:
+            if len(self._open) > 1:  # a weight's scales may lie in another shard, so two
+                self._open.pop(next(iter(self._open)))
+            self._open[file] = safe_open(str(file), framework="pt", device="cpu")
+        tensor: Tensor = self._open[file].get_tensor(name)
+        return tensor
+
+    def equal(self, a: str, b: str) -> bool:
+        one, other = self(a), self(b)
+        return one.dtype == other.dtype and one.dtype != torch.float8_e4m3fn and torch.equal(one, other)
+
+
+def _check_names(specs: dict[str, TensorSpec], stored: dict[str, StoredTensor], path: Path) -> None:
+    strangers = []
+    for name, tensor in stored.items():
+        weight = name.removesuffix(SIDECAR)
+        if weight in specs and weight in stored:
+            continue
+        if name.endswith(_FOREIGN):
+            raise CheckpointError(
+                f"checkpoint: {name} in {tensor.file} is a scale of an unknown kind, needs `<weight>{SIDECAR}` per "
+                "128 by 128 block; this quantisation scheme cannot be read"
+            )
+        strangers.append(name)
+    missing = [name for name, spec in specs.items() if spec.required and name not in stored]
+    faults = [
+        f"{kind} {len(names)} ({some(sorted(names))})"
+        for kind, names in (("lacks", missing), ("has an unexpected", strangers))
+        if names
+    ]
+    if faults:
+        file = stored[strangers[0]].file if strangers else path
+        raise CheckpointError(
+            f"checkpoint: {file} {' and '.join(faults)} tensors, needs exactly the {len(specs)} of its config"
+        )
+
+
+def _check_tensor(spec: TensorSpec, tensor: StoredTensor, sidecar: StoredTensor | None) -> None:
+    where = f"checkpoint: {spec.name} in {tensor.file}"
+    if tensor.shape != spec.shape:
+        raise CheckpointError(f"{where} is {list(tensor.shape)}, needs {list(spec.shape)}")
+    if tensor.dtype != _FP8:
+        if tensor.dtype not in _FLOATS:
+            raise CheckpointError(f"{where} is {tensor.dtype}, needs {', '.join(_FLOATS)}, or {_FP8} with scales")
+        if sidecar is not None:
+            raise CheckpointError(f"{where} is {tensor.dtype} and has scales in {sidecar.name}, needs {_FP8} for them")
+        return
+    if spec.keep_f32 or len(spec.shape) != 2:
+        raise CheckpointError(f"{where} is {_FP8}, needs F32: only matrices are quantised")
+    if sidecar is None:
+        raise CheckpointError(f"{where} is {_FP8} without scales, needs {spec.name}{SIDECAR}")
+    if sidecar.dtype != "F32" or sidecar.shape != scale_shape(spec.shape):
+        raise CheckpointError(
+            f"checkpoint: {sidecar.name} in {sidecar.file} is {sidecar.dtype} {list(sidecar.shape)}, "
+            f"needs F32 {list(scale_shape(spec.shape))}, one per 128 by 128 block of {list(spec.shape)}"
+        )
+
+
+def _bar(nbytes: int, progress: bool | None) -> AbstractContextManager[Callable[[int], None]]:
+    """A context that gives a function to call with the bytes done."""
+    if progress is None:
+        progress = nbytes >= _BAR_FROM and sys.stderr.isatty()
+    if not progress:
+        return nullcontext(lambda done: None)
+    return _RichBar(nbytes)
+
+
+class _RichBar(AbstractContextManager[Callable[[int], None]]):
+    def __init__(self, nbytes: int) -> None:
+        # Imported here: a bar is rare and the import is not free.
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("loading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._task = self._progress.add_task("loading", total=nbytes)
+
+    def __enter__(self) -> Callable[[int], None]:
+        self._progress.start()
+        return lambda done: self._progress.advance(self._task, done)
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
