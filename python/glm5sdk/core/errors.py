@@ -1,4 +1,4 @@
-"""The four ways glm5sdk says no; every message is `<who>: <what> is <got>, needs <want>` and, where one helps, a hint."""
+"""The four ways glm5sdk says no; a message is `<who>: <what> is <got>, needs <want>` and, where one helps, a hint."""
 
 from __future__ import annotations
 

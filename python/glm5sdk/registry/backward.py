@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from glm5sdk.registry.torch_op import gradients_of
 from glm5sdk.registry.shapes import AxisRule, TensorRule
+from glm5sdk.registry.torch_op import gradients_of
 
 if TYPE_CHECKING:
     from glm5sdk.registry.spec import Op
@@ -43,18 +43,28 @@ def backward_rules(
     grad: tuple[str, ...],
 ) -> BackwardRules:
     """Derive the backward op's declaration from the forward's."""
-    float_outputs = [(i, o, r) for i, (o, r) in enumerate(outputs.items()) if r.word in _FLOAT_WORDS or r.word in signature.parameters]
+    float_outputs = [
+        (i, o, r)
+        for i, (o, r) in enumerate(outputs.items())
+        if r.word in _FLOAT_WORDS or r.word in signature.parameters
+    ]
     grads = [
         inspect.Parameter(f"grad_{o}", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="Tensor")
         for _, o, _ in float_outputs
     ]
     forward = [p.replace(default=inspect.Parameter.empty) for p in signature.parameters.values()]
-    grad_rules = {f"grad_{o}": f"{'any' if r.word in signature.parameters else r.word}[{_dims(r)}]" for _, o, r in float_outputs}
+    grad_rules = {
+        f"grad_{o}": f"{'any' if r.word in signature.parameters else r.word}[{_dims(r)}]" for _, o, r in float_outputs
+    }
     out_rules = {}
     for argument in grad:
         rule = inputs[argument]
         assert isinstance(rule, TensorRule), f"{name}: grad names {argument}, which is no tensor"
-        dims = f"{rule.dims[0].text}, {rule.dims[1].text}, {'+'.join(d.text for d in rule.dims[2:])}" if rule.is_cache else _dims(rule)
+        dims = (
+            f"{rule.dims[0].text}, {rule.dims[1].text}, {'+'.join(d.text for d in rule.dims[2:])}"
+            if rule.is_cache
+            else _dims(rule)
+        )
         out_rules[f"grad_{argument}"] = f"{'f32' if rule.word == 'f32' else 'a'}[{dims}]"
     return BackwardRules(
         inspect.Signature(grads + forward),
@@ -75,10 +85,19 @@ def reference_backward(op: Op[..., Any], rules: BackwardRules, body: Callable[..
         if body is not None:
             return body(*args)
         count = len(rules.grad_outputs)
-        found = gradients_of(op.reference, op.signature, op.grad, rules.grad_outputs, args[:count], args[count:])
+        forward = args[count:]
+
+        def shape_of(argument: str) -> tuple[int, ...]:
+            axes = dict(zip(op.contract.axes, op.contract.bind(*forward).axes, strict=True))
+            rule = op.inputs[argument]
+            return tuple(d.evaluate(axes) for d in rule.dims) if isinstance(rule, TensorRule) else ()
+
+        found = gradients_of(op.reference, op.signature, op.grad, rules.grad_outputs, args[:count], forward, shape_of)
         return found[0] if len(found) == 1 else found
 
     backward.__name__ = f"{op.name}_bwd"
-    backward.__doc__ = f"Gradients of `{op.name}`: (grad of each float output..., its inputs...) -> grad of {', '.join(op.grad)}."
+    backward.__doc__ = (
+        f"Gradients of `{op.name}`: (grad of each float output..., its inputs...) -> grad of {', '.join(op.grad)}."
+    )
     backward.__signature__ = rules.signature  # type: ignore[attr-defined]
     return backward

@@ -6,17 +6,25 @@ from collections.abc import Callable
 
 from glm5sdk.core.errors import ContractError
 
-__all__ = ["INDEX_FORMATS", "KV_FORMATS", "cache_shape", "is_byte_format", "kv_row_bytes", "page_size_of"]
+__all__ = [
+    "BYTE_FORMATS",
+    "INDEX_FORMATS",
+    "KV_FORMATS",
+    "cache_shape",
+    "is_byte_format",
+    "kv_row_bytes",
+    "page_size_of",
+]
 
 KV_FORMATS = ("plain", "fp8_ds_mla")
 INDEX_FORMATS = ("plain", "fp8")
 FP8_GROUP = 128  # latent values that share one f32 scale
-_BYTE_FORMATS = ("fp8_ds_mla", "fp8")
+BYTE_FORMATS = ("fp8_ds_mla", "fp8")
 
 
 def is_byte_format(format: str) -> bool:
     """Whether the cache is stored as uint8 rather than in the activation dtype."""
-    return format in _BYTE_FORMATS
+    return format in BYTE_FORMATS
 
 
 def kv_row_bytes(latent: int, rope: int) -> int:

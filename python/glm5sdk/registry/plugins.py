@@ -126,7 +126,9 @@ def _load(name: str, get: object) -> LoadedBackend:
         impls = backend.impls()
         for impl in impls:
             if impl.backend != backend.name:
-                raise ContractError(f"backend {backend.name}: implementation is named {impl.name}, needs {backend.name}.*")
+                raise ContractError(
+                    f"backend {backend.name}: implementation is named {impl.name}, needs {backend.name}.*"
+                )
         loaded.impls = impls
     except Exception as error:  # noqa: BLE001  a broken plugin must not take the process with it
         loaded.reason = f"{type(error).__name__}: {error}"

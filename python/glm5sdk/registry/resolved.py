@@ -29,7 +29,7 @@ def run(impl: Impl, op: Op[..., Any], bound: Bound) -> Any:
 
 def call_native(impl: Impl, op: Op[..., Any], bound: Bound, outs: tuple[Any, ...]) -> None:
     """The out-variant: inputs, outputs, then scratch if the kernel asks for some."""
-    args = flatten_weights(bound.args)
+    args = flatten_weights(bound.args) if op.has_weights else bound.args
     if impl.workspace is None:
         impl.fn(*args, *outs)
     else:

@@ -1,4 +1,4 @@
-"""Which implementation runs: `use(...)`, then GLM5SDK_BACKENDS, then priority; never across devices, always with reasons."""
+"""Which implementation runs: `use(...)`, then GLM5SDK_BACKENDS, then priority; never across devices, with reasons."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Dim:
         return total
 
     def solve_for(self, unknown: str) -> tuple[str, str]:
-        """Python expressions (numerator, divisor) such that `unknown == numerator / divisor`, given the size in `_size`."""
+        """Python expressions (numerator, divisor): `unknown == numerator / divisor`, given the size in `_size`."""
         rest, divisor = [], None
         for factor, names in self.terms:
             if unknown not in names:

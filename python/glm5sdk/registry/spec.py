@@ -71,6 +71,7 @@ class Op(Generic[P, R]):
         self.__signature__ = self.signature
         self.inputs = {k: parse_rule(v) for k, v in inputs.items()}
         self.outputs = {k: _output_rule(self.name, v) for k, v in outputs.items()}
+        self.has_weights = any(isinstance(r, TensorRule) and r.is_weight for r in self.inputs.values())
         self.rows, self.grad, self.mutates = rows, tuple(grad), tuple(mutates)
         self.cost = cost
         self.tests = tests or TestRules()
@@ -94,11 +95,11 @@ class Op(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if is_compiling():
-            return self.view(self.contract.flatten(*args, **kwargs))  # type: ignore[no-any-return]
+            return self.view(self.contract.flatten(*args, **kwargs))
         bound = self.contract.bind(*args, **kwargs)
         if bound.view:
-            return self.view(self.contract.flatten(*args, **kwargs))  # type: ignore[no-any-return]
-        return run(self._select(bound), self, bound)  # type: ignore[no-any-return]
+            return self.view(self.contract.flatten(*args, **kwargs))
+        return run(self._select(bound), self, bound)
 
     def call_flat(self, *flat: Any) -> Any:
         """Validate, select and run arguments in torch.library's flattened form; what the torch op calls."""
@@ -159,7 +160,9 @@ class Op(Generic[P, R]):
         """
         bound = self.contract.bind(*args, **kwargs)
         if bound.view:
-            raise ContractError(f"{self.name}: resolve got inputs that require grad or are no plain tensors, needs plain ones")
+            raise ContractError(
+                f"{self.name}: resolve got inputs that require grad or are no plain tensors, needs plain ones"
+            )
         return Resolved(self, self._select(bound))
 
     def prepare(self, w: WeightLike, *, dtype: str | None = None) -> WeightLike:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["TorchView", "gradients_of", "is_compiling"]
 
 NAMESPACE = "glm5"
-_library = Library(NAMESPACE, "DEF")
+_library = Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
 is_compiling = torch.compiler.is_compiling
 
 
@@ -34,9 +34,9 @@ class TorchView:
     def __init__(self, op: Op[..., Any]) -> None:
         self._op = op
         schema = _schema(op)
-        _library.define(schema)
+        _library.define(schema)  # type: ignore[no-untyped-call]
         qualified = f"{NAMESPACE}::{op.name}"
-        _library.impl(op.name, _kernel(op), "CompositeExplicitAutograd")
+        _library.impl(op.name, _kernel(op), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
         torch.library.register_fake(qualified, _fake(op), lib=_library)
         if op.grad:
             setup, backward = _autograd(op)
@@ -65,7 +65,7 @@ def _fake(op: Op[..., Any]) -> Callable[..., Any]:
 
 def _schema(op: Op[..., Any]) -> str:
     arguments = []
-    for i, (name, parameter) in enumerate(op.signature.parameters.items()):
+    for name, parameter in op.signature.parameters.items():
         rule = op.inputs.get(name)
         if isinstance(rule, TensorRule) and rule.is_weight:
             arguments += [f"Tensor[] {name}", f"str {name}_tag", f"SymInt[] {name}_shape"]
@@ -83,10 +83,18 @@ def _schema(op: Op[..., Any]) -> str:
 def _scalar_type(op: str, parameter: inspect.Parameter) -> str:
     words = inspect.formatannotation(parameter.annotation).strip("'").replace(" ", "")
     optional = "?" if "None" in words else ""
-    for word, schema in (("bool", "bool"), ("float", "float"), ("int", "SymInt"), ("str", "str"), ("dtype", "ScalarType")):
+    for word, schema in (
+        ("bool", "bool"),
+        ("float", "float"),
+        ("int", "SymInt"),
+        ("str", "str"),
+        ("dtype", "ScalarType"),
+    ):
         if words.removesuffix("|None").rpartition(".")[2] == word:
             return schema + optional
-    raise ContractError(f"{op}: {parameter.name} is annotated {words}, needs Tensor with a rule, bool, int, float, str or dtype")
+    raise ContractError(
+        f"{op}: {parameter.name} is annotated {words}, needs Tensor with a rule, bool, int, float, str or dtype"
+    )
 
 
 def _autograd(op: Op[..., Any]) -> tuple[Callable[..., None], Callable[..., Any]]:
@@ -165,6 +173,7 @@ def gradients_of(
     grad_outputs: tuple[int, ...],
     grads: Sequence[Tensor],
     args: Sequence[Any],
+    shape_of: Callable[[str], tuple[int, ...]],
 ) -> tuple[Tensor, ...]:
     """Autograd of a reference.
 
@@ -175,13 +184,14 @@ def gradients_of(
         grad_outputs: positions of the outputs that `grads` belong to.
         grads: gradients of those outputs.
         args: positional arguments.
+        shape_of: shape that an argument's gradient has even when the argument is absent.
 
     Returns:
         One gradient per wanted argument, zeros where the output does not depend on it.
     """
     names = list(signature.parameters)
     values = list(args)
-    leaves = []
+    leaves: list[Tensor | None] = []
     # A backward pass runs below autograd's dispatch keys; recomputing under autograd needs them back.
     with _autograd_keys(), torch.enable_grad():
         for name in wanted:
@@ -198,15 +208,17 @@ def gradients_of(
         outs = (outs,) if isinstance(outs, Tensor) else outs
         pairs = [(outs[i], g) for i, g in zip(grad_outputs, grads, strict=True) if outs[i].requires_grad]
         real = [leaf for leaf in leaves if leaf is not None]
-        found = torch.autograd.grad([o for o, _ in pairs], real, [g for _, g in pairs], allow_unused=True) if pairs else [None] * len(real)
+        found: Sequence[Tensor | None] = [None] * len(real)
+        if pairs:
+            found = torch.autograd.grad([o for o, _ in pairs], real, [g for _, g in pairs], allow_unused=True)
     result, remaining = [], iter(found)
     for leaf, name in zip(leaves, wanted, strict=True):
         grad = next(remaining) if leaf is not None else None
-        value = values[names.index(name)]
+        value = args[names.index(name)]
         if grad is None:
-            shape = value.shape if value is not None else ()
+            shape = tuple(value.shape) if value is not None else shape_of(name)
             device, dtype = next((a.device, a.dtype) for a in args if isinstance(a, Tensor))
-            grad = torch.zeros(tuple(shape), dtype=leaf.dtype if leaf is not None else dtype, device=device)
+            grad = torch.zeros(shape, dtype=leaf.dtype if leaf is not None else dtype, device=device)
         result.append(grad.contiguous())
     return tuple(result)
 
@@ -215,6 +227,13 @@ def _autograd_keys() -> Any:
     keys = torch._C
     included = keys._dispatch_tls_local_include_set()
     excluded = keys._dispatch_tls_local_exclude_set()
-    for key in (keys.DispatchKey.AutogradCPU, keys.DispatchKey.AutogradCUDA, keys.DispatchKey.AutogradPrivateUse1, keys.DispatchKey.AutogradOther, keys.DispatchKey.AutogradFunctionality, keys.DispatchKey.ADInplaceOrView):
+    for key in (
+        keys.DispatchKey.AutogradCPU,
+        keys.DispatchKey.AutogradCUDA,
+        keys.DispatchKey.AutogradPrivateUse1,
+        keys.DispatchKey.AutogradOther,
+        keys.DispatchKey.AutogradFunctionality,
+        keys.DispatchKey.ADInplaceOrView,
+    ):
         excluded = excluded.remove(key) if hasattr(excluded, "remove") else excluded - keys.DispatchKeySet(key)
     return keys._ForceDispatchKeyGuard(included, excluded)
