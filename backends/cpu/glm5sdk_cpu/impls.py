@@ -1,0 +1,53 @@
+"""Which ops have a CPU kernel and within which envelope: one row an op, one implementation an instruction level."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from glm5sdk.registry.impl import Impl, Requires
+from glm5sdk_cpu import _C
+
+__all__ = ["implementations"]
+
+FLOATS = ("f32", "bf16", "f16")
+KERNEL_LEVELS = ("baseline", "avx2", "avx512")
+PRIORITY = 100  # above composed and reference; a level adds its rank
+
+
+@dataclass(frozen=True)
+class Row:
+    """One op's kernel.
+
+    Attributes:
+        op: the op, and the function of that name in the compiled module.
+        dtypes: activation dtypes it takes.
+        options: accepted values of string and switch arguments, where not all are.
+    """
+
+    op: str
+    dtypes: tuple[str, ...] = FLOATS
+    options: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+
+ROWS = (
+    Row("add"),
+    Row("fused_add_rms_norm"),
+    Row("layer_norm"),
+    Row("linear"),
+    Row("rms_norm"),
+)
+
+
+def implementations(levels: Sequence[str]) -> list[Impl]:
+    """Every row at every level that this processor can run."""
+    usable = KERNEL_LEVELS[: min(_C.cpu_level(), len(KERNEL_LEVELS) - 1) + 1]
+    return [_implementation(row, level, levels.index(level)) for row in ROWS for level in usable]
+
+
+def _implementation(row: Row, level: str, rank: int) -> Impl:
+    requires = Requires(device=("cpu",), dtypes=row.dtypes, options=row.options, weights=("plain/plain",))
+    kernel = partial(getattr(_C, row.op), rank)
+    return Impl(row.op, f"cpu.{level}", "native", kernel, requires, PRIORITY + rank, invariant=True)
