@@ -13,6 +13,7 @@ _HOME = {
     "count_parameters": "tensors",
     "expected_tensors": "tensors",
     "parameter_shapes": "tensors",
+    "Glm5ForCausalLM": "model",
     "Checkpoint": "checkpoint",
     "open_checkpoint": "checkpoint",
     "save_checkpoint": "checkpoint_save",

@@ -1,0 +1,109 @@
+"""The paged cache of a model: latent KV rows of every layer, index keys of the layers that own an indexer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from glm5sdk.core.errors import CapacityError, ContractError
+from glm5sdk.nn.token_batch import TokenBatch
+from glm5sdk.registry.formats import cache_shape, is_byte_format
+
+__all__ = ["LatentCache"]
+
+
+class LatentCache:
+    """Pools of pages for a fixed set of requests; a KV row and its index row live and die together.
+
+    Args:
+        batch_size: requests, B.
+        max_seq_len: tokens a request may reach.
+        page_size: tokens a page.
+        latent, rope: parts of a KV row (C, R).
+        index_dim: width of an index key (Di).
+        index_layers: for each layer, whether it keeps index keys.
+        dtype, device: of plain rows.
+        kv_format, index_format: see docs/ops.md, Caches.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        max_seq_len: int,
+        page_size: int,
+        latent: int,
+        rope: int,
+        index_dim: int,
+        index_layers: Sequence[bool],
+        dtype: torch.dtype,
+        device: torch.device | str,
+        kv_format: str = "plain",
+        index_format: str = "plain",
+    ) -> None:
+        for name, value in (("batch_size", batch_size), ("max_seq_len", max_seq_len), ("page_size", page_size)):
+            if value < 1:
+                raise ContractError(f"cache: {name} is {value}, needs at least 1")
+        self.batch_size, self.max_seq_len, self.page_size = batch_size, max_seq_len, page_size
+        self.kv_format, self.index_format = kv_format, index_format
+        pages_each = -(-max_seq_len // page_size)
+        pages = batch_size * pages_each
+        table = torch.arange(pages, dtype=torch.int32).view(batch_size, pages_each)
+        self.block_table = table.to(device)
+        self.lengths = [0] * batch_size
+        kv_shape = cache_shape("kv_cache", kv_format, pages, page_size, latent, rope)
+        index_shape = cache_shape("index_cache", index_format, pages, page_size, index_dim)
+        kv_dtype = torch.uint8 if is_byte_format(kv_format) else dtype
+        index_dtype = torch.uint8 if is_byte_format(index_format) else dtype
+        self.kv = [torch.zeros(kv_shape, dtype=kv_dtype, device=device) for _ in index_layers]
+        self.index: list[Tensor | None] = [
+            torch.zeros(index_shape, dtype=index_dtype, device=device) if owns else None for owns in index_layers
+        ]
+
+    @property
+    def device(self) -> torch.device:
+        return self.block_table.device
+
+    def batch(self, lengths: Sequence[int]) -> TokenBatch:
+        """The step that appends `lengths[b]` tokens to each request; does not advance the cache.
+
+        Raises:
+            CapacityError: a request would outgrow max_seq_len; nothing was changed.
+        """
+        for request, (old, new) in enumerate(zip(self.lengths, lengths, strict=True)):
+            if old + new > self.max_seq_len:
+                raise CapacityError(
+                    f"cache: request {request} is {old} tokens long and gets {new} more, "
+                    f"needs at most max_seq_len {self.max_seq_len}; make a larger cache"
+                )
+        return TokenBatch.paged(self.lengths, lengths, self.block_table, self.page_size)
+
+    def advance(self, lengths: Sequence[int]) -> None:
+        """Count the tokens of a finished step."""
+        self.lengths = [old + new for old, new in zip(self.lengths, lengths, strict=True)]
+
+    def crop(self, length: int) -> None:
+        """Forget every request's tokens past `length`; their rows are overwritten by the next ones."""
+        if length < 0:
+            raise ContractError(f"cache: crop length is {length}, needs at least 0")
+        self.lengths = [min(old, length) for old in self.lengths]
+
+    def select(self, requests: Sequence[int]) -> None:
+        """Keep these requests in this order (a request may repeat: its rows are copied), in every pool alike."""
+        if bad := [r for r in requests if not 0 <= r < self.batch_size]:
+            raise ContractError(f"cache: request is {bad[0]}, needs 0 to {self.batch_size - 1}")
+        pages = self.block_table[list(requests)].reshape(-1).long()
+        self.kv = [pool[pages] for pool in self.kv]
+        self.index = [None if pool is None else pool[pages] for pool in self.index]
+        self.lengths = [self.lengths[r] for r in requests]
+        self.batch_size = len(requests)
+        table = torch.arange(len(pages), dtype=torch.int32, device=self.device)
+        self.block_table = table.view(self.batch_size, -1)
+
+    def to(self, device: torch.device | str) -> LatentCache:
+        """Move every pool, index keys included; in place."""
+        self.block_table = self.block_table.to(device)
+        self.kv = [pool.to(device) for pool in self.kv]
+        self.index = [None if pool is None else pool.to(device) for pool in self.index]
+        return self
