@@ -4,6 +4,8 @@
 
 namespace glm5::python {
 
-void bind_add(py::module_& module) { def_op<&glm5::add>(module, "add", "x", "y", "z"); }
+void bind_add(py::module_& module) {
+  def_op<&glm5::add>(module, "add", "x", "y", "z");
+}
 
 }  // namespace glm5::python

@@ -9,8 +9,7 @@ GLM5_KERNEL(add, (const Context& ctx, const TensorView& x, const TensorView& y, 
     using T = decltype(type);
     const T *left = x.data<T>(), *right = y.data<T>();
     T* to = z.out<T>();
-    parallel_for(x.numel(), rows_per_range(1), [&](int64_t begin, int64_t end) {
-      add_row(left + begin, right + begin, end - begin, to + begin);
-    });
+    parallel_for(x.numel(), rows_per_range(1),
+                 [&](int64_t begin, int64_t end) { add_row(left + begin, right + begin, end - begin, to + begin); });
   });
 }

@@ -81,11 +81,14 @@ inline void gemm_panel(const float* const* x, int64_t rows, const W* const* w, i
 // Widens one row; exact, so it never changes a result.
 template <class T>
 GLM5_INLINE void widen_row(const T* from, int64_t n, float* to) {
-  for_lanes(n, [&](int64_t i, auto lanes) __attribute__((always_inline)) { store(to + i, load(from + i, lanes), lanes); });
+  for_lanes(n,
+            [&](int64_t i, auto lanes) __attribute__((always_inline)) { store(to + i, load(from + i, lanes), lanes); });
 }
 
 // Rows of f32 scratch are padded so that equal columns of neighbouring rows fall into different cache sets.
-GLM5_INLINE int64_t padded_row(int64_t k) { return (k + 15) / 16 * 16 + 16; }
+GLM5_INLINE int64_t padded_row(int64_t k) {
+  return (k + 15) / 16 * 16 + 16;
+}
 GLM5_INLINE int64_t gemm_block_rows(int64_t k) {
   const int64_t rows = kBlockBytes / 4 / (k + 1) / kTileRows * kTileRows;
   return rows < 4 * kTileRows ? 4 * kTileRows : rows > 256 ? 256 : rows;

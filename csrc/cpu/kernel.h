@@ -25,9 +25,9 @@
   void op parameters;                       \
   }                                         \
   }
-#define GLM5_PICK_LEVEL(op, arguments)                               \
-  if (ctx.level >= Level::avx512) return avx512::op arguments;       \
-  if (ctx.level >= Level::avx2) return avx2::op arguments;           \
+#define GLM5_PICK_LEVEL(op, arguments)                         \
+  if (ctx.level >= Level::avx512) return avx512::op arguments; \
+  if (ctx.level >= Level::avx2) return avx2::op arguments;     \
   return baseline::op arguments;
 #else
 #define GLM5_DECLARE_LEVELS(op, parameters) \
@@ -52,14 +52,16 @@
 // Opens the definition of a kernel, at global scope:
 //   GLM5_KERNEL(add, (const Context& ctx, const TensorView& x, ...), (ctx, x, ...)) { body }
 // The first parameter is named ctx; the header glm5/ops/<op>.h declares the same signature.
-#define GLM5_KERNEL(op, parameters, arguments)   \
-  GLM5_DECLARE_LEVELS(op, parameters)            \
-  GLM5_DEFINE_PUBLIC(op, parameters, arguments)  \
+#define GLM5_KERNEL(op, parameters, arguments)  \
+  GLM5_DECLARE_LEVELS(op, parameters)           \
+  GLM5_DEFINE_PUBLIC(op, parameters, arguments) \
   void glm5::GLM5_LEVEL_NS::op parameters
 
 namespace glm5::GLM5_LEVEL_NS {
 
 // How many rows of `n` elements are worth handing to another thread (waking one costs some microseconds).
-GLM5_INLINE int64_t rows_per_range(int64_t n) { return n > 0 ? (int64_t{1} << 14) / n + 1 : int64_t{1} << 14; }
+GLM5_INLINE int64_t rows_per_range(int64_t n) {
+  return n > 0 ? (int64_t{1} << 14) / n + 1 : int64_t{1} << 14;
+}
 
 }  // namespace glm5::GLM5_LEVEL_NS

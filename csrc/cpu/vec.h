@@ -33,7 +33,9 @@ struct Part {
   int n;  // 1 .. kLanes - 1 lanes are real
 };
 
-GLM5_INLINE f32v broadcast(float value) { return value - f32v{}; }
+GLM5_INLINE f32v broadcast(float value) {
+  return value - f32v{};
+}
 GLM5_INLINE i32v lane_index() {
   i32v index{};
   for (int i = 0; i < kLanes; ++i) index[i] = i;
@@ -72,14 +74,18 @@ GLM5_INLINE f32v min(f32v a, f32v b) {
 }
 
 // v in the first lanes, `fill` past the real ones.
-GLM5_INLINE f32v fill_past(f32v v, Full, float) { return v; }
+GLM5_INLINE f32v fill_past(f32v v, Full, float) {
+  return v;
+}
 GLM5_INLINE f32v fill_past(f32v v, Part part, float fill) {
   return lane_index() < part.n ? v : broadcast(fill);
 }
 
 // ---- f32 <-> 16-bit, a vector of values held as f32 or as bits ----
 
-GLM5_INLINE f32v from_bits(bf16, u16v bits) { return (f32v)(__builtin_convertvector(bits, u32v) << 16); }
+GLM5_INLINE f32v from_bits(bf16, u16v bits) {
+  return (f32v)(__builtin_convertvector(bits, u32v) << 16);
+}
 
 GLM5_INLINE u16v to_bits(bf16, f32v v) {
   const u32v bits = (u32v)v;
@@ -146,7 +152,9 @@ GLM5_INLINE f32v load(const float* p, Full = {}) {
   std::memcpy(&v, p, sizeof v);
   return v;
 }
-GLM5_INLINE void store(float* p, f32v v, Full = {}) { std::memcpy(p, &v, sizeof v); }
+GLM5_INLINE void store(float* p, f32v v, Full = {}) {
+  std::memcpy(p, &v, sizeof v);
+}
 
 GLM5_INLINE f32v load(const float* p, Part part) {
 #if GLM5_LEVEL == 2
@@ -190,7 +198,9 @@ GLM5_INLINE u16v load_bits(const void* p, Part part) {
   return load_bits(lanes, Full{});
 #endif
 }
-GLM5_INLINE void store_bits(void* p, u16v bits, Full) { std::memcpy(p, &bits, sizeof bits); }
+GLM5_INLINE void store_bits(void* p, u16v bits, Full) {
+  std::memcpy(p, &bits, sizeof bits);
+}
 GLM5_INLINE void store_bits(void* p, u16v bits, Part part) {
 #if GLM5_LEVEL == 2
   _mm256_mask_storeu_epi16(p, (1u << part.n) - 1, (__m256i)bits);
@@ -255,8 +265,8 @@ GLM5_INLINE float reduce_lanes(f32v v, Combine combine) {
   v = combine(v, _mm256_permute_ps(v, 0xb1));
   return v[0];
 #else
-  v = combine(v, __builtin_shuffle(v, i32v{2, 3, 0, 1}));
-  v = combine(v, __builtin_shuffle(v, i32v{1, 0, 3, 2}));
+  v = combine(v, __builtin_shufflevector(v, v, 2, 3, 0, 1));
+  v = combine(v, __builtin_shufflevector(v, v, 1, 0, 3, 2));
   return v[0];
 #endif
 }

@@ -33,9 +33,13 @@ GLM5_INLINE f32v exp(f32v x) {
 }
 
 // 1 / (1 + e^-x)
-GLM5_INLINE f32v sigmoid(f32v x) { return 1.0f / (1.0f + exp(-x)); }
+GLM5_INLINE f32v sigmoid(f32v x) {
+  return 1.0f / (1.0f + exp(-x));
+}
 
 // x * sigmoid(x)
-GLM5_INLINE f32v silu(f32v x) { return x / (1.0f + exp(-x)); }
+GLM5_INLINE f32v silu(f32v x) {
+  return x / (1.0f + exp(-x));
+}
 
 }  // namespace glm5::GLM5_LEVEL_NS

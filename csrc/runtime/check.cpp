@@ -10,7 +10,9 @@ namespace glm5 {
 
 ContractError::ContractError(std::string sentence) : sentence_(std::move(sentence)) {}
 ContractError::~ContractError() = default;
-const char* ContractError::what() const noexcept { return sentence_.c_str(); }
+const char* ContractError::what() const noexcept {
+  return sentence_.c_str();
+}
 
 void fail(const char* format, ...) {
   char text[512];
@@ -23,17 +25,28 @@ void fail(const char* format, ...) {
 
 const char* dtype_name(DType dtype) {
   switch (dtype) {
-    case DType::f32: return "f32";
-    case DType::bf16: return "bf16";
-    case DType::f16: return "f16";
-    case DType::f64: return "f64";
-    case DType::i32: return "i32";
-    case DType::i64: return "i64";
-    case DType::u8: return "u8";
-    case DType::i8: return "i8";
-    case DType::boolean: return "bool";
-    case DType::f8_e4m3: return "f8_e4m3";
-    case DType::other: break;
+    case DType::f32:
+      return "f32";
+    case DType::bf16:
+      return "bf16";
+    case DType::f16:
+      return "f16";
+    case DType::f64:
+      return "f64";
+    case DType::i32:
+      return "i32";
+    case DType::i64:
+      return "i64";
+    case DType::u8:
+      return "u8";
+    case DType::i8:
+      return "i8";
+    case DType::boolean:
+      return "bool";
+    case DType::f8_e4m3:
+      return "f8_e4m3";
+    case DType::other:
+      break;
   }
   return "an unsupported dtype";
 }

@@ -8,7 +8,9 @@ namespace glm5 {
 namespace {
 
 #if defined(__x86_64__)
-bool bit(unsigned word, int index) { return (word >> index) & 1u; }
+bool bit(unsigned word, int index) {
+  return (word >> index) & 1u;
+}
 
 // Register state the operating system saves (XCR0); without it wide registers would be lost at a task switch.
 unsigned saved_state() {
@@ -32,7 +34,9 @@ Level detect() {
   return Level::avx512_bf16;
 }
 #else
-Level detect() { return Level::baseline; }
+Level detect() {
+  return Level::baseline;
+}
 #endif
 
 }  // namespace

@@ -61,7 +61,9 @@ int quota_cpus(double quota, double period) {
   return quota > 0 && period > 0 ? std::max(1, static_cast<int>((quota + period - 1) / period)) : 0;
 }
 
-int tighter(int limit, int found) { return found > 0 ? std::min(limit, found) : limit; }
+int tighter(int limit, int found) {
+  return found > 0 ? std::min(limit, found) : limit;
+}
 
 double read_number(const std::string& path) {
   double value = -1;
@@ -224,9 +226,13 @@ FloatEnvironment::FloatEnvironment() : saved_(read_float_state()) {
   if (saved_ != kFloatState) write_float_state(kFloatState);
 }
 
-FloatEnvironment::~FloatEnvironment() { write_float_state(saved_); }
+FloatEnvironment::~FloatEnvironment() {
+  write_float_state(saved_);
+}
 
-int get_num_threads() { return thread_count().load(); }
+int get_num_threads() {
+  return thread_count().load();
+}
 
 void set_num_threads(int n) {
   if (n < 1) fail("set_num_threads: n is %d, needs 1 or more", n);

@@ -28,13 +28,15 @@ GLM5_INLINE void rms_norm_row(const T* x, const T* weight, int64_t n, float eps,
 template <class T>
 GLM5_INLINE void layer_norm_row(const T* x, const T* weight, const T* bias, int64_t n, float eps, T* y) {
   const float count = static_cast<float>(n);
-  const f32v mean = broadcast(sum_row(n, [&](f32v chain, int64_t i, auto lanes) __attribute__((always_inline)) {
-                      return chain + load(x + i, lanes);
-                    }) / count);
-  const float variance = sum_row(n, [&](f32v chain, int64_t i, auto lanes) __attribute__((always_inline)) {
-                           const f32v v = fill_past(load(x + i, lanes) - mean, lanes, 0.0f);
-                           return fma(v, v, chain);
-                         }) / count;
+  const f32v mean = broadcast(sum_row(n, [&](f32v chain, int64_t i, auto lanes)
+                                             __attribute__((always_inline)) { return chain + load(x + i, lanes); }) /
+                              count);
+  const float variance = sum_row(n,
+                                 [&](f32v chain, int64_t i, auto lanes) __attribute__((always_inline)) {
+                                   const f32v v = fill_past(load(x + i, lanes) - mean, lanes, 0.0f);
+                                   return fma(v, v, chain);
+                                 }) /
+                         count;
   const f32v scale = broadcast(1.0f / __builtin_sqrtf(variance + eps));
   for_lanes(n, [&](int64_t i, auto lanes) __attribute__((always_inline)) {
     store(y + i, fma((load(x + i, lanes) - mean) * scale, load(weight + i, lanes), load(bias + i, lanes)), lanes);
@@ -44,9 +46,8 @@ GLM5_INLINE void layer_norm_row(const T* x, const T* weight, const T* bias, int6
 // z = x + y, rounded once; z may be x or y.
 template <class T>
 GLM5_INLINE void add_row(const T* x, const T* y, int64_t n, T* z) {
-  for_lanes(n, [&](int64_t i, auto lanes) __attribute__((always_inline)) {
-    store(z + i, load(x + i, lanes) + load(y + i, lanes), lanes);
-  });
+  for_lanes(n, [&](int64_t i, auto lanes)
+                   __attribute__((always_inline)) { store(z + i, load(x + i, lanes) + load(y + i, lanes), lanes); });
 }
 
 }  // namespace glm5::GLM5_LEVEL_NS

@@ -24,21 +24,37 @@ const char* dtype_name(DType dtype);
 template <class T>
 struct dtype_of;
 template <>
-struct dtype_of<float> { static constexpr DType value = DType::f32; };
+struct dtype_of<float> {
+  static constexpr DType value = DType::f32;
+};
 template <>
-struct dtype_of<bf16> { static constexpr DType value = DType::bf16; };
+struct dtype_of<bf16> {
+  static constexpr DType value = DType::bf16;
+};
 template <>
-struct dtype_of<f16> { static constexpr DType value = DType::f16; };
+struct dtype_of<f16> {
+  static constexpr DType value = DType::f16;
+};
 template <>
-struct dtype_of<double> { static constexpr DType value = DType::f64; };
+struct dtype_of<double> {
+  static constexpr DType value = DType::f64;
+};
 template <>
-struct dtype_of<int32_t> { static constexpr DType value = DType::i32; };
+struct dtype_of<int32_t> {
+  static constexpr DType value = DType::i32;
+};
 template <>
-struct dtype_of<int64_t> { static constexpr DType value = DType::i64; };
+struct dtype_of<int64_t> {
+  static constexpr DType value = DType::i64;
+};
 template <>
-struct dtype_of<uint8_t> { static constexpr DType value = DType::u8; };
+struct dtype_of<uint8_t> {
+  static constexpr DType value = DType::u8;
+};
 template <>
-struct dtype_of<int8_t> { static constexpr DType value = DType::i8; };
+struct dtype_of<int8_t> {
+  static constexpr DType value = DType::i8;
+};
 
 class TensorView {
  public:
@@ -62,9 +78,11 @@ class TensorView {
 
   GLM5_INLINE DType dtype() const {
     const DLDataType t = tensor_.dtype;
-    if (t.code == kDLFloat) return t.bits == 32 ? DType::f32 : t.bits == 16 ? DType::f16 : t.bits == 64 ? DType::f64 : DType::other;
+    if (t.code == kDLFloat)
+      return t.bits == 32 ? DType::f32 : t.bits == 16 ? DType::f16 : t.bits == 64 ? DType::f64 : DType::other;
     if (t.code == kDLBfloat) return t.bits == 16 ? DType::bf16 : DType::other;
-    if (t.code == kDLInt) return t.bits == 32 ? DType::i32 : t.bits == 64 ? DType::i64 : t.bits == 8 ? DType::i8 : DType::other;
+    if (t.code == kDLInt)
+      return t.bits == 32 ? DType::i32 : t.bits == 64 ? DType::i64 : t.bits == 8 ? DType::i8 : DType::other;
     if (t.code == kDLUInt) return t.bits == 8 ? DType::u8 : DType::other;
     if (t.code == kDLBool) return DType::boolean;
     if (t.code == kDLFloat8_e4m3fn) return DType::f8_e4m3;
@@ -98,10 +116,14 @@ class TensorView {
 template <class F>
 GLM5_INLINE void for_float_type(const char* what, DType dtype, F&& f) {
   switch (dtype) {
-    case DType::f32: return f(float{});
-    case DType::bf16: return f(bf16{});
-    case DType::f16: return f(f16{});
-    default: fail("%s is %s, needs f32, bf16 or f16", what, dtype_name(dtype));
+    case DType::f32:
+      return f(float{});
+    case DType::bf16:
+      return f(bf16{});
+    case DType::f16:
+      return f(f16{});
+    default:
+      fail("%s is %s, needs f32, bf16 or f16", what, dtype_name(dtype));
   }
 }
 

@@ -22,7 +22,9 @@ void parallel_ranges(int64_t n, int64_t grain, void (*fn)(void* state, int64_t b
 // parallel_ranges for a callable f(begin, end).
 template <class F>
 GLM5_INLINE void parallel_for(int64_t n, int64_t grain, F&& f) {
-  auto call = [](void* state, int64_t begin, int64_t end) { (*static_cast<std::remove_reference_t<F>*>(state))(begin, end); };
+  auto call = [](void* state, int64_t begin, int64_t end) {
+    (*static_cast<std::remove_reference_t<F>*>(state))(begin, end);
+  };
   parallel_ranges(n, grain, call, const_cast<void*>(static_cast<const void*>(&f)));
 }
 
