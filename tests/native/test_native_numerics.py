@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from glm5sdk_cpu import _C
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
@@ -96,10 +97,14 @@ def test_rows_and_outputs_end_where_they_end(level):
             inner.copy_(draw(1, k, dtype=dtype, seed=k))
             y = torch.full((k + 2,), 7.0, dtype=dtype)
             _C.rms_norm(level, inner, torch.ones(k, dtype=dtype), 1e-5, y[1 : 1 + k].view(1, k))
-            assert y[0] == 7 and y[-1] == 7 and not y.isnan().any()
+            assert y[0] == 7
+            assert y[-1] == 7
+            assert not y.isnan().any()
             out = torch.full((6,), 7.0, dtype=dtype)
             _C.linear(level, inner, torch.ones(4, k, dtype=dtype), None, out[1:5].view(1, 4))
-            assert out[0] == 7 and out[-1] == 7 and not out.isnan().any()
+            assert out[0] == 7
+            assert out[-1] == 7
+            assert not out.isnan().any()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
