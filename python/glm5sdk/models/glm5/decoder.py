@@ -76,18 +76,27 @@ class DecoderLayer(nn.Module):
 
 
 class SharedHead(nn.Module):
-    """The norm before the MTP layer's logits; its head is the model's own lm_head."""
+    """The norm before the MTP layer's logits; its head is lm_head unless a checkpoint stored a different one."""
+
+    head: Linear | None
 
     def __init__(self, config: Glm5Config) -> None:
         super().__init__()
+        self.head = None
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
 class MtpLayer(DecoderLayer):
-    """Predicts the token after next from a hidden state and the embedding of the next token."""
+    """Predicts the token after next from a hidden state and the embedding of the next token.
+
+    Its embedding is the model's, unless a checkpoint stored a different one.
+    """
+
+    embed_tokens: Embedding | None
 
     def __init__(self, config: Glm5Config) -> None:
         super().__init__(config, config.num_hidden_layers)
+        self.embed_tokens = None
         self.enorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.hnorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.eh_proj = Linear(2 * config.hidden_size, config.hidden_size)

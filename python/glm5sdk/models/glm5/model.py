@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from glm5sdk import ops
 from glm5sdk.core.errors import ContractError
 from glm5sdk.models.glm5.config import Glm5Config
-from glm5sdk.models.glm5.decoder import Glm5Model
+from glm5sdk.models.glm5.decoder import Glm5Model, MtpLayer
 from glm5sdk.models.glm5.padding import RaggedRows, flatten_padding
 from glm5sdk.nn.cache import LatentCache
 from glm5sdk.nn.context import ForwardContext, Selection
@@ -42,6 +43,7 @@ class Glm5ForCausalLM(nn.Module):
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
+        self.companions: dict[str, Path] = {}  # tokenizer files of the checkpoint it came from
         self.selection: Selection = "indexer" if config.sparse_pattern == "indexer" else self._pattern
         self._rope = RopeTable(config.inverse_frequencies(), config.rope_cos_sin_factor, config.max_position_embeddings)
         self.reset_parameters()
@@ -142,9 +144,19 @@ class Glm5ForCausalLM(nn.Module):
         Raises:
             ContractError: the model has no MTP layer.
         """
+        mtp = self._mtp()
+        embed = self.model.embed_tokens if mtp.embed_tokens is None else mtp.embed_tokens
+        return mtp.draft(embed(next_ids_T), hidden_TN, context)
+
+    def mtp_head(self) -> Tensor:
+        """The matrix [V, N] behind the MTP layer's logits: lm_head, unless the checkpoint stored another."""
+        head = self._mtp().shared_head.head
+        return self.lm_head.weight if head is None else head.weight
+
+    def _mtp(self) -> MtpLayer:
         if self.model.mtp is None:
             raise ContractError("model: num_nextn_predict_layers is 0, needs 1 for multi-token prediction")
-        return self.model.mtp.draft(self.model.embed_tokens(next_ids_T), hidden_TN, context)
+        return self.model.mtp
 
     def make_cache(
         self,
