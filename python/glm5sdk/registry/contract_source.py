@@ -255,7 +255,8 @@ def alloc_source(outputs: Mapping[str, TensorRule], axes: Sequence[str], paramet
     for rule in outputs.values():
         dtype = {"a": "bound.activation", "f32": "bound.accumulator"}.get(rule.word, rule.word)
         if rule.word in parameters:
-            dtype = f"bound.args[{parameters.index(rule.word)}] or bound.activation"
+            given = f"bound.args[{parameters.index(rule.word)}]"
+            dtype = f"bound.accumulator if {given} is f32 else {given} or bound.activation"  # f32 means f64 for f64
         shape = tuple_of([python(d) for d in rule.dims])
         made.append(f"empty({shape}, dtype={dtype}, device=bound.device)")
     return [*lines, f"    return {tuple_of(made)}"]
