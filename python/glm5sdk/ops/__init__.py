@@ -2,6 +2,44 @@
 
 from __future__ import annotations
 
+from glm5sdk.ops.indexer.cache_index_keys import cache_index_keys
+from glm5sdk.ops.indexer.topk_indexer import topk_indexer
+from glm5sdk.ops.indexer.topk_indexer_with_scores import topk_indexer_with_scores
+from glm5sdk.ops.indexer.window_stride_indices import window_stride_indices
+from glm5sdk.ops.linear import linear
+from glm5sdk.ops.loss.linear_cross_entropy import linear_cross_entropy
+from glm5sdk.ops.mla.concat_and_cache_mla import concat_and_cache_mla
+from glm5sdk.ops.mla.flash_mla import flash_mla
+from glm5sdk.ops.mla.mla_expand_values import mla_expand_values
+from glm5sdk.ops.mla.sparse_flash_attention import sparse_flash_attention
+from glm5sdk.ops.moe.moe_experts import moe_experts
+from glm5sdk.ops.moe.moe_gate import moe_gate
+from glm5sdk.ops.norm.add import add
+from glm5sdk.ops.norm.fused_add_rms_norm import fused_add_rms_norm
+from glm5sdk.ops.norm.layer_norm import layer_norm
 from glm5sdk.ops.norm.rms_norm import rms_norm
+from glm5sdk.ops.rope import rope
+from glm5sdk.ops.sample import sample
+from glm5sdk.ops.silu_and_mul import silu_and_mul
 
-__all__ = ["rms_norm"]
+__all__ = [
+    "add",
+    "cache_index_keys",
+    "concat_and_cache_mla",
+    "flash_mla",
+    "fused_add_rms_norm",
+    "layer_norm",
+    "linear",
+    "linear_cross_entropy",
+    "mla_expand_values",
+    "moe_experts",
+    "moe_gate",
+    "rms_norm",
+    "rope",
+    "sample",
+    "silu_and_mul",
+    "sparse_flash_attention",
+    "topk_indexer",
+    "topk_indexer_with_scores",
+    "window_stride_indices",
+]

@@ -1,0 +1,1 @@
+"""Losses that read the vocabulary in blocks."""

@@ -1,0 +1,1 @@
+"""Mixture of experts: routing, sorting and the experts themselves."""

@@ -1,0 +1,46 @@
+"""The stable order by expert that all expert ops share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from glm5sdk.core.errors import ContractError
+
+__all__ = ["sorted_slots", "to_bounds"]
+
+
+def sorted_slots(op: str, ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """Flat slots `t * A + j` in ascending (expert, slot), absent ones (-1) last, and where each expert begins.
+
+    Args:
+        op: who asks, for the error.
+        ids: i32 [T, A], -1 = absent.
+        num_experts: E.
+
+    Returns:
+        order i64 [T*A] and offsets i64 [E+1].
+
+    Raises:
+        ContractError: an id is neither -1 nor an expert.
+    """
+    flat = ids.reshape(-1).to(torch.int64)
+    wrong = (flat < -1) | (flat >= num_experts)
+    if bool(wrong.any()):
+        raise ContractError(f"{op}: an expert id is {int(flat[wrong][0])}, needs -1 or 0 <= id < {num_experts}")
+    key = torch.where(flat < 0, num_experts, flat)
+    counts = torch.bincount(key, minlength=num_experts + 1)[:num_experts]
+    return key.argsort(stable=True), pad(counts.cumsum(0), (1, 0))
+
+
+def to_bounds(op: str, offsets: Tensor, rows: int) -> list[int]:
+    """Offsets as integers, checked.
+
+    Raises:
+        ContractError: they do not ascend from 0 to at most `rows`.
+    """
+    bounds: list[int] = offsets.tolist()
+    if bounds[0] != 0 or bounds[-1] > rows or any(a > b for a, b in zip(bounds, bounds[1:], strict=False)):
+        raise ContractError(f"{op}: offsets are {bounds}, needs them to ascend from 0 to at most {rows} rows")
+    return bounds
