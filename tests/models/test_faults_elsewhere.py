@@ -29,7 +29,8 @@ def small(**changes: object) -> Glm5ForCausalLM:
 def trace(model: Glm5ForCausalLM, ids: torch.Tensor, kind: str) -> list[torch.Tensor]:
     seen = []
     context = model.context(
-        TokenBatch.packed([ids.shape[1]] * ids.shape[0]), trace=lambda n, t: seen.append(t) if n.endswith(kind) else None
+        TokenBatch.packed([ids.shape[1]] * ids.shape[0]),
+        trace=lambda n, t: seen.append(t) if n.endswith(kind) else None,
     )
     with torch.no_grad():
         model.hidden_states(ids.reshape(-1), context)

@@ -84,9 +84,7 @@ class LatentAttention(nn.Module):
             )  # fmt: skip
         return self.o_proj(ops.mla_expand_values(out_THC, w_uv))
 
-    def _project(
-        self, hidden_TN: Tensor, w_uk: Tensor, context: ForwardContext
-    ) -> tuple[Tensor, Tensor, Tensor, str]:
+    def _project(self, hidden_TN: Tensor, w_uk: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor, Tensor, str]:
         """Absorbed queries, query latent, and the cache to attend to."""
         s, batch, cache = self.sizes, context.batch, context.cache
         arguments = (

@@ -33,7 +33,9 @@ class RopeTable:
             CapacityError: `length` is beyond max_position_embeddings.
         """
         if length > self._limit:
-            raise CapacityError(f"rope: sequence length is {length}, needs at most max_position_embeddings {self._limit}")
+            raise CapacityError(
+                f"rope: sequence length is {length}, needs at most max_position_embeddings {self._limit}"
+            )
         if self._table.shape[0] < length or self._table.device != device:
             rows = min(self._limit, max(256, 1 << (length - 1).bit_length(), self._table.shape[0]))
             positions = torch.arange(rows, dtype=torch.float32, device=device)

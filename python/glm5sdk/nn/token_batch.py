@@ -49,9 +49,7 @@ class TokenBatch:
         return cls._build(torch.zeros_like(count), count, table.to(torch.int32), 1, device)
 
     @classmethod
-    def paged(
-        cls, past: Sequence[int], lengths: Sequence[int], block_table: Tensor, page_size: int
-    ) -> TokenBatch:
+    def paged(cls, past: Sequence[int], lengths: Sequence[int], block_table: Tensor, page_size: int) -> TokenBatch:
         """New tokens of requests whose earlier tokens are cached.
 
         Args:

@@ -68,14 +68,20 @@ def quantise_blocks(w: Tensor) -> tuple[Tensor, Tensor]:
     return q[: w.shape[0], : w.shape[1]].to(torch.float8_e4m3fn), scale_inv
 
 
+def is_published_as_fp8(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether published FP8 builds quantise this tensor: all matrices but embeddings, heads, routers, eh_proj and the
+    indexer's weights_proj. What to save, never how to read: a reader goes by the presence of scales.
+    """
+    return len(shape) == 2 and not name.endswith(_KEPT)
+
+
 def quantised_tensors(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """A stream of named checkpoint tensors with the matrices that published FP8 builds quantise turned to FP8.
 
-    Each is followed by its scales. Embeddings, heads, routers, eh_proj and the indexer's weights_proj pass unchanged,
-    as do vectors.
+    Each is followed by its scales; the others pass unchanged (see `is_published_as_fp8`).
     """
     for name, tensor in tensors:
-        if tensor.ndim != 2 or name.endswith(_KEPT):
+        if not is_published_as_fp8(name, tuple(tensor.shape)):
             yield name, tensor
             continue
         q, scale_inv = quantise_blocks(tensor)

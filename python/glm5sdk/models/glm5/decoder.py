@@ -65,9 +65,7 @@ class DecoderLayer(nn.Module):
             else MLP(config.hidden_size, config.intermediate_size, config.swiglu_limit)
         )
 
-    def forward(
-        self, x_TN: Tensor, residual_TN: Tensor | None, context: ForwardContext
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, x_TN: Tensor, residual_TN: Tensor | None, context: ForwardContext) -> tuple[Tensor, Tensor]:
         """(what the layer adds last, residual stream without it)."""
         h_TN, residual_TN = self.input_layernorm.add(x_TN, residual_TN)
         h_TN = self.self_attn(h_TN, context)

@@ -49,7 +49,9 @@ def flatten_padding(input_ids: Tensor, attention_mask: Tensor | None, vocab_size
         ContractError: wrong shape or dtype, an id out of range, values other than 0 and 1, a hole inside a row.
     """
     if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.dtype not in (torch.int64, torch.int32):
-        got = f"{tuple(input_ids.shape)} {input_ids.dtype}" if isinstance(input_ids, Tensor) else type(input_ids).__name__
+        got = (
+            f"{tuple(input_ids.shape)} {input_ids.dtype}" if isinstance(input_ids, Tensor) else type(input_ids).__name__
+        )
         raise ContractError(f"model: input_ids is {got}, needs an int64 tensor [B, S]")
     batch, length = input_ids.shape
     if attention_mask is None:
@@ -67,7 +69,9 @@ def _read_mask(mask: Tensor, batch: int, length: int) -> Tensor:
     if mask.dim() != 2 or mask.shape[0] != batch or mask.shape[1] < length:
         raise ContractError(f"model: attention_mask is {tuple(mask.shape)}, needs [{batch}, {length}]")
     if not bool(((mask == 0) | (mask == 1)).all()):
-        raise ContractError("model: attention_mask holds values other than 0 and 1, needs 1 at real tokens and 0 at padding")
+        raise ContractError(
+            "model: attention_mask holds values other than 0 and 1, needs 1 at real tokens and 0 at padding"
+        )
     whole = mask.bool()
     changes = (whole[:, 1:] != whole[:, :-1]).sum(-1)
     holes = (changes > 2) | ((changes == 2) & whole[:, 0])

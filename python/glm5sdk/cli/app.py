@@ -1,0 +1,138 @@
+"""The command tree: one module a command, imported when it runs, so that `glm5 --help` is quick."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+from rich.console import Console
+
+import glm5sdk
+from glm5sdk.core.errors import Glm5Error
+
+__all__ = ["app", "run"]
+
+app = typer.Typer(
+    help="GLM-5 on any hardware: check the machine, run, chat with, train and convert models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console = Console()
+errors = Console(stderr=True)
+
+Backends = Annotated[
+    Optional[list[str]],  # noqa: UP045  typer reads this spelling
+    typer.Option("--backend", "-b", help="Backend or cap to use (cpu, cpu.avx2, reference); may repeat, in order."),
+]
+Model = Annotated[Path, typer.Argument(help="Checkpoint folder: config.json, safetensors, tokenizer.json.")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, float64, or auto for the checkpoint's own.")]
+
+
+def run() -> None:
+    """Run the command line; an error made on purpose becomes one message and exit status 2."""
+    try:
+        app()
+    except Glm5Error as error:
+        errors.print(f"[bold red]error[/] {type(error).__name__}: ", end="")
+        errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        errors.print("interrupted")
+        sys.exit(130)
+
+
+def _version(show: bool) -> None:
+    if show:
+        console.print(f"glm5sdk {glm5sdk.__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+@app.command()
+def doctor() -> None:
+    """What this machine offers: versions, backends and why one cannot run, threads, a self-test."""
+    from glm5sdk.cli.doctor import report
+
+    raise typer.Exit(0 if report(console) else 1)
+
+
+@app.command()
+def matrix(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/support.md.")] = False,
+) -> None:
+    """Which backend has an implementation of which op, and which one runs here."""
+    from glm5sdk.cli.matrix import show, to_markdown
+
+    if markdown:
+        sys.stdout.write(to_markdown())
+    else:
+        show(console)
+
+
+@app.command()
+def generate(
+    model: Model,
+    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads standard input.")],
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Tokens to write at most.")] = 128,
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus of sampling, in (0, 1].")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample among so many best tokens; 0 keeps all.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past stop tokens.")] = False,
+    dtype: Dtype = "auto",
+    backend: Backends = None,
+) -> None:
+    """Continue a text, streaming."""
+    from glm5sdk.cli.write import Sampling, continue_text
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+    sampling = Sampling(max_new_tokens, temperature, top_p, top_k, seed, ignore_eos)
+    continue_text(console, errors, model, text, sampling, dtype, backend or [])
+
+
+@app.command()
+def chat(
+    model: Model,
+    system: Annotated[str, typer.Option(help="System message.")] = "",
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Tokens an answer may have.")] = 1024,
+    temperature: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option("--temperature", "-t", help="0 is greedy; by default the checkpoint's."),
+    ] = None,
+    top_p: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(help="Nucleus of sampling, in (0, 1]; by default the checkpoint's."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
+    thinking: Annotated[bool, typer.Option(help="Let the model think before it answers.")] = True,
+    dtype: Dtype = "auto",
+    backend: Backends = None,
+) -> None:
+    """Talk with a model in the terminal; an empty line or Ctrl-D ends."""
+    from glm5sdk.cli.chat import converse
+
+    converse(console, errors, model, system, max_new_tokens, temperature, top_p, seed, thinking, dtype, backend or [])
+
+
+@app.command()
+def convert(
+    source: Model,
+    target: Annotated[Path, typer.Argument(help="Folder to write.")],
+    dtype: Dtype = "auto",
+    max_shard_gb: Annotated[float, typer.Option(help="Size at which a new file begins, in GB.")] = 5.0,
+) -> None:
+    """Rewrite a checkpoint: another dtype, other shards, FP8 blocks dequantised; tensor names stay Hugging Face's."""
+    from glm5sdk.cli.convert import convert_checkpoint
+
+    convert_checkpoint(console, source, target, dtype, max_shard_gb)
