@@ -1,4 +1,4 @@
-"""Bit equality on the CPU backend: batch, chunking, paging, padding, threads, decode and training all give one answer."""
+"""Bit equality on the CPU backend: batch, chunks, pages, padding, threads, decode and training give one answer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def model(request: pytest.FixtureRequest) -> Glm5ForCausalLM:
     config: Glm5Config = preset("tiny", **ODD)
     model = Glm5ForCausalLM(config.replace(initializer_range=0.1))
     with torch.no_grad():
-        for name, p in model.named_parameters():
+        for p in model.parameters():
             if p.dim() == 1:
                 p.add_(0.2 * torch.randn_like(p))
     return model.to(getattr(torch, request.param)).eval()

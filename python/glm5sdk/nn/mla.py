@@ -100,7 +100,7 @@ class LatentAttention(nn.Module):
         return q, q_latent, pool, cache.kv_format
 
     def _needs_indexer(self, context: ForwardContext) -> bool:
-        """Dense passes without a cache need no index keys; a cache always gets them, since later steps may search it."""
+        """Dense passes without a cache need no index keys; a cache always gets them: later steps may search it."""
         return self.indexer is not None and (
             context.cache is not None or context.collect_kl or context.selection == "indexer"
         )

@@ -35,7 +35,7 @@ class TokenBatch:
 
     @classmethod
     def packed(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> TokenBatch:
-        """Whole sequences one behind the other, no cache: pages of one token, so that the step's own rows are the cache.
+        """Whole sequences one behind the other, no cache: pages of one token, so the step's own rows are the cache.
 
         Args:
             lengths: tokens of each sequence, in order.

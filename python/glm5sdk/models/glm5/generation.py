@@ -50,12 +50,15 @@ def generate(
         max_new_tokens: at least 1.
         temperature: 0 is greedy.
         ignore_eos: go on past stop tokens.
-        top_k, top_p, min_p: filters of sampling; 0, 1 and 0 switch them off.
+        top_k: sample among so many best tokens; 0 keeps all.
+        top_p: nucleus in (0, 1]; 1 keeps all.
+        min_p: smallest probability relative to the best; 0 keeps all.
         seed: of row b is seed + b.
         stop_token_ids: by default the config's eos_token_id, all of them.
         page_size: of the cache.
         prefill_chunk: prompt tokens of all rows together per step (memory against speed, never bits).
-        kv_format, index_format: of the cache.
+        kv_format: of the cache, see make_cache.
+        index_format: of the cache, see make_cache.
         on_token: called with i64 [B] after each step, -1 for rows that have ended.
 
     Returns:

@@ -97,7 +97,7 @@ def _companions(model: Glm5ForCausalLM, path: str | PathLike[str]) -> dict[str, 
 
 
 def _in_model_dtype(named: Iterator[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Router weights live in float32; where the model's dtype holds them exactly they are stored in it, as published."""
+    """Router weights live in float32; those that the model's dtype holds exactly are stored in it, as published."""
     for name, tensor in named:
         if name.endswith(".mlp.gate.weight") and tensor.dtype != dtype:
             short = tensor.to(dtype)

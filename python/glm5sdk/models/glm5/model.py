@@ -169,7 +169,8 @@ class Glm5ForCausalLM(nn.Module):
         """An empty cache for `batch_size` requests of up to `max_seq_len` tokens.
 
         Args:
-            batch_size, max_seq_len: capacity; rounded up to whole pages.
+            batch_size: requests.
+            max_seq_len: tokens each may reach.
             page_size: tokens a page.
             kv_format: "plain" (activation dtype) or "fp8_ds_mla".
             index_format: "plain" or "fp8".
