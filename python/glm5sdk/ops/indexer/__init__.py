@@ -1,0 +1,1 @@
+"""The lightning indexer: projections, cache writes, selection and its training loss."""

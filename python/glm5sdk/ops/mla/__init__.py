@@ -1,0 +1,1 @@
+"""Multi-head latent attention: projections, cache writes, dense and sparse attention."""

@@ -1,0 +1,113 @@
+"""Attention of each token over the keys selected for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glm5sdk.ops._cache import key_groups, read_kv_rows
+from glm5sdk.ops._checks import check_groups
+from glm5sdk.ops._math import accumulate, accumulator
+from glm5sdk.ops._mla import attend, gradient_sum, place_rows
+from glm5sdk.ops._test_inputs import SCALE, kv_cache_inputs, page_inputs, selections
+from glm5sdk.registry import Cost, TestRules, op
+
+
+def cost(axes: Mapping[str, int], size: int) -> Cost:
+    rows, heads, keys = axes["T"], axes["H"], axes["K"]
+    row = axes["C"] + axes["R"]
+    # Every row reads its own selection: reuse between rows is luck, not something to count on.
+    read = size * rows * (heads * row + axes["G"] * keys * row) + 4 * rows * axes["G"] * keys
+    return Cost(2 * rows * heads * keys * (row + axes["C"]), read, rows * heads * (size * axes["C"] + 4))
+
+
+def make_inputs(
+    axes: Mapping[str, int], dtype: torch.dtype, generator: torch.Generator, exact: bool, format: str | None = None
+) -> dict[str, Any]:
+    paged = page_inputs(axes, generator)
+    lengths = paged.pop("kv_lens")
+    chosen = selections(paged["request_ids"], lengths, axes["G"], axes["K"], generator)
+    cache = kv_cache_inputs(axes, dtype, generator, exact, format)
+    return {**cache, **paged, "indices": chosen, "scale": SCALE}
+
+
+@op(
+    inputs={
+        "q": "a[T, H, C+R]",
+        "kv_cache": "kv_cache[P, S, C, R]",
+        "block_table": "i32[B, M]",
+        "request_ids": "i32[T]",
+        "indices": "i32[T, G, K]",
+        "v_dim": "= C",
+    },
+    outputs={"out": "a[T, H, C]", "lse": "f32[T, H]"},
+    rows="T",
+    grad=("q", "kv_cache"),
+    cost=cost,
+    tests=TestRules(
+        make_inputs=make_inputs,
+        ranges={"G": (1, 1), "P": (1, 5), "K": (0, 9)},
+        geometries=(
+            {"T": 2, "H": 64, "C": 512, "R": 64, "B": 2, "M": 3, "P": 7, "S": 64, "G": 1, "K": 130},
+            {"T": 5, "H": 3, "C": 20, "R": 12, "B": 2, "M": 9, "P": 20, "S": 7, "G": 1, "K": 63},
+            {"T": 5, "H": 3, "C": 5, "R": 2, "B": 3, "M": 66, "P": 200, "S": 1, "G": 1, "K": 64},
+            {"T": 4, "H": 2, "C": 16, "R": 4, "B": 2, "M": 3, "P": 6, "S": 64, "G": 1, "K": 65},
+            {"T": 4, "H": 3, "C": 16, "R": 4, "B": 2, "M": 3, "P": 6, "S": 5, "G": 3, "K": 6},
+            {"T": 0, "H": 2, "C": 4, "R": 2, "B": 1, "M": 1, "P": 1, "S": 2, "G": 1, "K": 2},
+        ),
+    ),
+)
+def sparse_flash_attention(
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    request_ids: Tensor,
+    indices: Tensor,
+    scale: float,
+    v_dim: int,
+    format: str = "plain",
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention over selected keys of a paged latent cache.
+
+    p = softmax(scale * q . k) over the selected keys; out = a(sum p * k[:C]); lse = ln sum exp(scale * q . k). All in
+    the accumulator, the sum of unrounded p divides last.
+
+    Args:
+        q: [T, H, C + R] absorbed queries.
+        kv_cache: one row per token; see `concat_and_cache_mla` for the formats.
+        block_table: [B, M] i32, physical page of each logical page.
+        request_ids: [T] i32; -1 = padding row.
+        indices: [T, G, K] i32 logical positions in the row's request, strictly ascending, then -1; G = 1 for one
+            selection for all heads, or H for one each.
+        scale: on the scores; (Dn + R)^-0.5 in GLM-5, which is not (C + R)^-0.5.
+        v_dim: C, the columns of a row that are values.
+        format: of the cache.
+
+    Returns:
+        out [T, H, C], dtype of q; lse [T, H] f32, natural log. A padding row, or one without keys, is 0 and -inf.
+        Rows are independent. Gradients: q, and kv_cache when it is `plain`.
+
+    Raises:
+        ContractError: shapes or dtypes do not fit; a request, position or page is out of range; positions repeat or
+            descend.
+
+    Source: DeepSeek-V3.2-Exp's DSA over FlashMLA's absorbed form.
+    """
+    name = "sparse_flash_attention"
+    check_groups(name, indices.shape[1], q.shape[1])
+    acc = accumulator(q.dtype)
+    cache = gradient_sum(kv_cache)
+    outs, sums = [], []
+    pages, size = kv_cache.shape[:2]
+    for group in key_groups(name, block_table, request_ids, pages, size, indices=indices, width=q.shape[1]):
+        keys = read_kv_rows(cache, group.slots, v_dim, format, acc)
+        out, lse = attend(accumulate(q.index_select(0, group.rows)), keys, group.visible, scale, v_dim)
+        outs.append((group, out))
+        sums.append((group, lse))
+    return (
+        place_rows(outs, q.new_empty(*q.shape[:2], v_dim), 0.0),
+        place_rows(sums, q.new_empty(*q.shape[:2], dtype=acc), -torch.inf),
+    )
