@@ -4,5 +4,7 @@ set(GLM5_OPS
   fused_add_rms_norm
   layer_norm
   linear
+  moe_gate
   rms_norm
+  silu_and_mul
 )
