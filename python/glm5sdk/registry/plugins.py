@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Protocol
@@ -29,6 +30,9 @@ class Backend(Protocol):
         api_version: the API_VERSION it was written for; compared before any native code loads.
         levels: instruction levels, lowest first, when `use("<name>.<level>")` is a cap; empty otherwise.
         automatic: whether it may be chosen without being asked for (simulators may not).
+
+    A backend with a thread pool may also have `threads(count=None) -> int`: set the pool's size when a count is given,
+    return it. The conformance suite uses it to show that results do not depend on it.
     """
 
     name: str
@@ -53,6 +57,7 @@ class LoadedBackend:
     device: Device | None = None
     reason: str = ""
     impls: list[Impl] = field(default_factory=list)
+    threads: Callable[..., int] | None = None
 
 
 _lock = threading.RLock()
@@ -130,6 +135,7 @@ def _load(name: str, get: object) -> LoadedBackend:
                     f"backend {backend.name}: implementation is named {impl.name}, needs {backend.name}.*"
                 )
         loaded.impls = impls
+        loaded.threads = getattr(backend, "threads", None)
     except Exception as error:  # noqa: BLE001  a broken plugin must not take the process with it
         loaded.reason = f"{type(error).__name__}: {error}"
         _log.log(logging.INFO, "backend %s cannot load: %s", name, loaded.reason)

@@ -30,11 +30,18 @@ def run(impl: Impl, op: Op[..., Any], bound: Bound) -> Any:
 def call_native(impl: Impl, op: Op[..., Any], bound: Bound, outs: tuple[Any, ...]) -> None:
     """The out-variant: inputs, outputs, then scratch if the kernel asks for some."""
     args = flatten_weights(bound.args) if op.has_weights else bound.args
-    if impl.workspace is None:
+    size = workspace_size(impl, op, bound)
+    if size is None:
         impl.fn(*args, *outs)
     else:
-        size = impl.workspace(dict(zip(op.contract.axes, bound.axes, strict=True)))
         impl.fn(*args, *outs, scratch(size, bound.device))
+
+
+def workspace_size(impl: Impl, op: Op[..., Any], bound: Bound) -> int | None:
+    """Bytes of scratch that a call needs, None when the kernel takes no workspace argument."""
+    if impl.workspace is None:
+        return None
+    return impl.workspace(dict(zip(op.contract.axes, bound.axes, strict=True)))
 
 
 def flatten_weights(args: tuple[Any, ...]) -> tuple[Any, ...]:
