@@ -73,9 +73,9 @@ def read_kv_rows(cache: Tensor, slots: Tensor, v_dim: int, format: str, dtype: t
 
 def _index_parts(cache: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """Views of an fp8 index cache: bytes [P, S, Di] (all of a page first), scale bytes [P, S, 4]."""
-    size = cache.shape[1] // (dim + 4)
+    pages, size = cache.shape[0], cache.shape[1] // (dim + 4)
     codes, scales = torch.split(cache, [size * dim, size * 4], dim=1)
-    return codes.unflatten(1, (size, dim)), scales.unflatten(1, (size, 4))
+    return codes.view(pages, size, dim), scales.view(pages, size, 4)
 
 
 def write_index_rows(cache: Tensor, slots: Tensor, rows: Tensor, format: str) -> None:
