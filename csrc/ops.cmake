@@ -1,10 +1,14 @@
 # One line per native op: csrc/cpu/<op>.cpp is its kernel, bindings/<op>.cpp its Python face.
 set(GLM5_OPS
   add
+  cache_index_keys
+  concat_and_cache_mla
   fused_add_rms_norm
   layer_norm
   linear
+  mla_expand_values
   moe_gate
   rms_norm
+  rope
   silu_and_mul
 )
