@@ -29,7 +29,7 @@ def run(impl: Impl, op: Op[..., Any], bound: Bound) -> Any:
 
 def call_native(impl: Impl, op: Op[..., Any], bound: Bound, outs: tuple[Any, ...]) -> None:
     """The out-variant: inputs, outputs, then scratch if the kernel asks for some."""
-    args = flatten_weights(bound.args) if op.has_weights else bound.args
+    args = native_arguments(op, bound.args) if op.rewrites_arguments else bound.args
     size = workspace_size(impl, op, bound)
     if size is None:
         impl.fn(*args, *outs)
@@ -44,12 +44,15 @@ def workspace_size(impl: Impl, op: Op[..., Any], bound: Bound) -> int | None:
     return impl.workspace(dict(zip(op.contract.axes, bound.axes, strict=True)))
 
 
-def flatten_weights(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments with every Weight replaced by its tensors."""
-    for arg in args:
-        if type(arg) is Weight:
-            return tuple(t for a in args for t in (a.tensors if type(a) is Weight else (a,)))
-    return args
+def native_arguments(op: Op[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments as csrc/ knows them: a Weight is its tensors, and a dtype is not said again where an output shows it."""
+    flat: list[Any] = []
+    for name, value in zip(op.signature.parameters, args, strict=True):
+        if type(value) is Weight:
+            flat += value.tensors
+        elif name not in op.dtype_arguments:
+            flat.append(value)
+    return tuple(flat)
 
 
 class Resolved:

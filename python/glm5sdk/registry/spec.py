@@ -40,6 +40,7 @@ class Op(Generic[P, R]):
         rows: the axis whose rows are independent of each other, or None.
         grad: arguments that have a gradient.
         mutates: arguments written in place.
+        where: conditions on axes beyond the rules.
         reference: the decorated function itself: plain torch, the oracle.
         cost: axes and activation bytes -> Cost.
         tests: properties, geometries and input maker for the conformance suite.
@@ -59,6 +60,7 @@ class Op(Generic[P, R]):
         backward: Callable[..., Any] | None = None,
         cost: Callable[[Mapping[str, int], int], Cost] | None = None,
         tests: TestRules | None = None,
+        where: Sequence[str] = (),
         name: str | None = None,
     ) -> None:
         self.name = name or reference.__name__
@@ -71,12 +73,22 @@ class Op(Generic[P, R]):
         self.__signature__ = self.signature
         self.inputs = {k: parse_rule(v) for k, v in inputs.items()}
         self.outputs = {k: _output_rule(self.name, v) for k, v in outputs.items()}
-        self.has_weights = any(isinstance(r, TensorRule) and r.is_weight for r in self.inputs.values())
+        self.dtype_arguments = frozenset(n for n, p in self.signature.parameters.items() if "dtype" in str(p.annotation))
+        has_weights = any(isinstance(r, TensorRule) and r.is_weight for r in self.inputs.values())
+        self.rewrites_arguments = has_weights or bool(self.dtype_arguments)
         self.rows, self.grad, self.mutates = rows, tuple(grad), tuple(mutates)
+        self.where = tuple(where)
         self.cost = cost
         self.tests = tests or TestRules()
         self.contract: Contract = compile_contract(
-            self.name, self.signature, self.inputs, self.outputs, self.mutates, self.grad, BATCH_AXES | {rows or "T"}
+            self.name,
+            self.signature,
+            self.inputs,
+            self.outputs,
+            self.mutates,
+            self.grad,
+            BATCH_AXES | {rows or "T"},
+            self.where,
         )
         self._built_in = [Impl(self.name, "reference", "reference", reference, priority=-2)]
         if composed is not None:
@@ -88,7 +100,8 @@ class Op(Generic[P, R]):
             rules = backward_rules(self.name, self.signature, self.inputs, self.outputs, self.grad)
             self.backward = Op(
                 reference_backward(self, rules, backward), inputs=rules.inputs, outputs=rules.outputs, rows=None,
-                cost=cost and (lambda axes, size: cost(axes, size) + cost(axes, size)), name=f"{self.name}_bwd",
+                cost=cost and (lambda axes, size: cost(axes, size) + cost(axes, size)), where=self.where,
+                name=f"{self.name}_bwd",
             )  # fmt: skip
         self.view = TorchView(self)
         CATALOGUE[self.name] = self
@@ -215,6 +228,7 @@ def op(
     backward: Callable[..., Any] | None = None,
     cost: Callable[[Mapping[str, int], int], Cost] | None = None,
     tests: TestRules | None = None,
+    where: Sequence[str] = (),
 ) -> Callable[[Callable[P, R]], Op[P, R]]:
     """Declare an op.
 
@@ -228,12 +242,13 @@ def op(
         backward: body of `<name>_bwd(grad outputs..., inputs...)`; by default autograd of the reference.
         cost: `(axes, bytes of an activation) -> Cost`.
         tests: what the conformance suite needs beyond the rules.
+        where: conditions on axes that the shape language cannot say, as Python: `"R % 2 == 0"`.
     """
 
     def declare(reference: Callable[P, R]) -> Op[P, R]:
         return Op(
             reference, inputs=inputs, outputs=outputs, rows=rows, grad=grad, mutates=mutates, composed=composed,
-            backward=backward, cost=cost, tests=tests,
+            backward=backward, cost=cost, tests=tests, where=where,
         )  # fmt: skip
 
     return declare
