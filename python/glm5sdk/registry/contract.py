@@ -13,7 +13,7 @@ The generated source is kept in `Contract.source` for whoever wants to read it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from glm5sdk.registry.contract_source import (
     BindWriter,
     Rules,
     alloc_source,
+    condition_lines,
     flatten_source,
     parameter_list,
     tuple_of,
@@ -80,6 +81,7 @@ def compile_contract(
     mutates: tuple[str, ...],
     grad: tuple[str, ...],
     batch_axes: frozenset[str],
+    where: Sequence[str] = (),
 ) -> Contract:
     """Compile one op's contract.
 
@@ -91,6 +93,7 @@ def compile_contract(
         mutates: arguments written in place.
         grad: arguments that may carry a gradient.
         batch_axes: axes that selection must not look at.
+        where: what sizes must satisfy beyond the rules, as Python over axis names.
     """
     parameters = list(signature.parameters)
     if unknown := [n for n in inputs if n not in parameters]:
@@ -107,6 +110,7 @@ def compile_contract(
     bound = [tuple_of(parameters), tuple_of(axes), key, "_device", "_a", "_acc", "_view or _grad"]
     lines = [
         *writer.lines,
+        *condition_lines(where, axes),
         *_gradient_lines(inputs, mutates, grad),
         f"return _new(Bound, {tuple_of(bound)})",
     ]

@@ -52,6 +52,11 @@ def strides(op: str, argument: str, got: Any) -> ContractError:
     )
 
 
+def condition(op: str, text: str, sizes: dict[str, int]) -> ContractError:
+    shown = ", ".join(f"{axis} is {size}" for axis, size in sizes.items())
+    return ContractError(f"{op}: {shown}, needs {text}")
+
+
 def inference_only(op: str, mutates: tuple[str, ...]) -> ContractError:
     return ContractError(
         f"{op}: an input requires grad, needs none: {', '.join(mutates)} is written in place, which has no gradient. "

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Mapping, Sequence
 
 from glm5sdk.core.errors import ContractError
 from glm5sdk.registry.shapes import AxisRule, Dim, TensorRule
 
-__all__ = ["BindWriter", "Rules", "alloc_source", "flatten_source", "parameter_list", "tuple_of", "unflatten_source"]
+__all__ = [
+    "BindWriter",
+    "Rules",
+    "alloc_source",
+    "condition_lines",
+    "flatten_source",
+    "parameter_list",
+    "tuple_of",
+    "unflatten_source",
+]
 
 Rules = Mapping[str, TensorRule | AxisRule]
 
@@ -169,9 +179,17 @@ class BindWriter:
             before = len(pending) + len(caches)
             pending = [item for item in pending if not self._compound(*item)]
             caches = [item for item in caches if not self._cache(*item)]
-            if len(pending) + len(caches) == before:
+            if len(pending) + len(caches) == before and not self._axis_of_optional(pending):
                 left = [f"{p}: {r}" for p, r, _ in pending] + [f"{p}: {r}" for p, r in caches]
                 raise ContractError(f"shape rules {left}: leave axes unknown, need one more argument that names them")
+
+    def _axis_of_optional(self, pending: list[tuple[str, TensorRule, int]]) -> bool:
+        """An axis that only an optional tensor names is 0 without it; bound last, so that others bind what they can."""
+        for p, rule, i in pending:
+            if rule.optional and rule.dims[i].is_name:
+                self._learn(rule.dims[i].text, f"{p}.shape[{i}] if {p} is not None else 0", p)
+                return True
+        return False
 
     def _unpack(self, p: str, rule: TensorRule, pending: list[tuple[str, TensorRule, int]]) -> None:
         """Name every dimension at once: new axes by their names, the others for the checks that follow."""
@@ -246,6 +264,18 @@ class BindWriter:
 
 def _axis_check(axis: str, argument: str, got: str) -> list[str]:
     return _check(f"{axis} != {got}", f"axis(OP, {axis!r}, {axis}, {argument!r}, {got})")
+
+
+def condition_lines(where: Sequence[str], axes: Sequence[str]) -> list[str]:
+    """Checks of what the shape language cannot say, e.g. `R % 2 == 0`."""
+    lines = []
+    for condition in where:
+        named = {n.id for n in ast.walk(ast.parse(condition, mode="eval")) if isinstance(n, ast.Name)}
+        if unknown := sorted(named - set(axes)):
+            raise ContractError(f"condition {condition!r}: names {unknown}, needs axes among {', '.join(axes)}")
+        sizes = ", ".join(f"{a!r}: {a}" for a in axes if a in named)
+        lines += _check(f"not ({condition})", f"condition(OP, {condition!r}, {{{sizes}}})")
+    return lines
 
 
 def alloc_source(outputs: Mapping[str, TensorRule], axes: Sequence[str], parameters: Sequence[str]) -> list[str]:
