@@ -7,7 +7,7 @@ from torch import Tensor
 
 from glm5sdk.core.errors import ContractError
 
-__all__ = ["check_even", "check_groups", "check_range", "check_rope_fits", "check_selection", "check_slots"]
+__all__ = ["check_range", "check_selection", "check_slots"]
 
 
 def check_range(op: str, name: str, values: Tensor, low: int, high: int, what: str = "") -> None:
@@ -29,36 +29,6 @@ def check_range(op: str, name: str, values: Tensor, low: int, high: int, what: s
         place = bad.nonzero()[0].tolist()
         hint = f" ({what})" if what else ""
         raise ContractError(f"{op}: {name}{place} is {int(values[tuple(place)])}, needs {low} <= value < {high}{hint}")
-
-
-def check_even(op: str, rope: int) -> None:
-    """Raise unless the rope width is even: it rotates pairs.
-
-    Raises:
-        ContractError: it is odd.
-    """
-    if rope % 2:
-        raise ContractError(f"{op}: R is {rope}, needs an even size: rope rotates pairs")
-
-
-def check_rope_fits(op: str, rope: int, dim: int) -> None:
-    """Raise unless an index head is at least as wide as its rotated part.
-
-    Raises:
-        ContractError: it is narrower.
-    """
-    if rope > dim:
-        raise ContractError(f"{op}: R is {rope}, needs at most Di = {dim}: the first R dims of a head are rotated")
-
-
-def check_groups(op: str, groups: int, heads: int) -> None:
-    """Raise unless a selection is for all heads or for each.
-
-    Raises:
-        ContractError: it is for neither.
-    """
-    if groups not in (1, heads):
-        raise ContractError(f"{op}: G is {groups}, needs 1 or H = {heads}")
 
 
 def check_slots(op: str, slots: Tensor, pool: int) -> None:

@@ -56,6 +56,7 @@ def composed(
     inputs={**INPUTS, "index_cache": "index_cache[P, S, Di]", "slots": "i64[T]"},
     outputs={"iq": "a[T, Hi, Di]", "iw": "f32[T, Hi]"},
     rows="T",
+    where=("R % 2 == 0", "R <= Di"),
     mutates=("index_cache",),
     composed=composed,
     cost=cost,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from glm5sdk.ops._checks import check_even, check_range, check_rope_fits
+from glm5sdk.ops._checks import check_range
 from glm5sdk.ops._math import accumulator
 from glm5sdk.ops._mla import layer_scaled, rotate
 from glm5sdk.ops._test_inputs import rope_inputs
@@ -63,7 +63,6 @@ def composed(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dim, rotary, heads = w_k.shape[0], cos_sin.shape[1], w_weights.shape[0]
-    check_rope_fits("indexer_project", rotary, dim)
     q = linear(q_latent, w_q).view(len(hidden), heads, dim)
     k = layer_norm(linear(hidden, w_k), k_norm_weight, k_norm_bias, eps)[:, None]
     iq = torch.cat([rope(q[..., :rotary], positions, cos_sin, interleaved), q[..., rotary:]], dim=-1)
@@ -77,6 +76,7 @@ def composed(
     inputs=INPUTS,
     outputs={"iq": "a[T, Hi, Di]", "ik": "a[T, Di]", "iw": "f32[T, Hi]"},
     rows="T",
+    where=("R % 2 == 0", "R <= Di"),
     grad=("hidden", "q_latent", "w_q", "w_k", "k_norm_weight", "k_norm_bias", "w_weights"),
     composed=composed,
     cost=cost,
@@ -127,8 +127,6 @@ def indexer_project(
     Source: DeepSeek-V3.2-Exp; weights as in transformers' GlmMoeDsaIndexer.
     """
     a, dim, rotary, heads = hidden.dtype, w_k.shape[0], cos_sin.shape[1], w_weights.shape[0]
-    check_even("indexer_project", rotary)
-    check_rope_fits("indexer_project", rotary, dim)
     check_range("indexer_project", "positions", positions, 0, cos_sin.shape[0], "rows of cos_sin")
     q = project(q_latent, w_q).to(a).view(len(hidden), heads, dim)
     k = layer_scaled(project(hidden, w_k).to(a), k_norm_weight, k_norm_bias, eps)[:, None]

@@ -55,6 +55,7 @@ def composed(
     inputs={**INPUTS, "kv_cache": "kv_cache[P, S, C, R]", "slots": "i64[T]"},
     outputs={"q": "a[T, H, C+R]", "q_latent": "a[T, Q]"},
     rows="T",
+    where=("R % 2 == 0",),
     mutates=("kv_cache",),
     composed=composed,
     cost=cost,

@@ -26,7 +26,7 @@ def cost(axes: Mapping[str, int], size: int) -> Cost:
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     """Scale each row to unit root mean square, then by `weight`.
 
-    y = a(a(x * rsqrt(mean(x^2) + eps)) * weight), a() one rounding to the activation dtype, the mean in the accumulator.
+    y = a(a(x * rsqrt(mean(x^2) + eps)) * weight): a() one rounding to the activation dtype, the mean in the accumulator
 
     Args:
         x: [T, N] activations.
