@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from glm5sdk.ops.indexer.cache_index_keys import cache_index_keys
+from glm5sdk.ops.indexer.indexer_kl import indexer_kl
 from glm5sdk.ops.indexer.indexer_preprocess import indexer_preprocess
 from glm5sdk.ops.indexer.indexer_project import indexer_project
 from glm5sdk.ops.indexer.topk_indexer import topk_indexer
@@ -10,14 +11,18 @@ from glm5sdk.ops.indexer.topk_indexer_with_scores import topk_indexer_with_score
 from glm5sdk.ops.indexer.window_stride_indices import window_stride_indices
 from glm5sdk.ops.linear import linear
 from glm5sdk.ops.loss.linear_cross_entropy import linear_cross_entropy
+from glm5sdk.ops.loss.linear_entropy import linear_entropy
 from glm5sdk.ops.mla.concat_and_cache_mla import concat_and_cache_mla
 from glm5sdk.ops.mla.flash_mla import flash_mla
 from glm5sdk.ops.mla.mla_expand_values import mla_expand_values
 from glm5sdk.ops.mla.mla_preprocess import mla_preprocess
 from glm5sdk.ops.mla.mla_project import mla_project
 from glm5sdk.ops.mla.sparse_flash_attention import sparse_flash_attention
+from glm5sdk.ops.moe.grouped_gemm import grouped_gemm
 from glm5sdk.ops.moe.moe_experts import moe_experts
 from glm5sdk.ops.moe.moe_gate import moe_gate
+from glm5sdk.ops.moe.moe_permute import moe_permute
+from glm5sdk.ops.moe.moe_unpermute import moe_unpermute
 from glm5sdk.ops.norm.add import add
 from glm5sdk.ops.norm.fused_add_rms_norm import fused_add_rms_norm
 from glm5sdk.ops.norm.layer_norm import layer_norm
@@ -32,16 +37,21 @@ __all__ = [
     "concat_and_cache_mla",
     "flash_mla",
     "fused_add_rms_norm",
+    "grouped_gemm",
+    "indexer_kl",
     "indexer_preprocess",
     "indexer_project",
     "layer_norm",
     "linear",
     "linear_cross_entropy",
+    "linear_entropy",
     "mla_expand_values",
     "mla_preprocess",
     "mla_project",
     "moe_experts",
     "moe_gate",
+    "moe_permute",
+    "moe_unpermute",
     "rms_norm",
     "rope",
     "sample",

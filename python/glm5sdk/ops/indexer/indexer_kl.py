@@ -1,0 +1,154 @@
+"""The indexer's training loss: its scores against what the main attention looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glm5sdk.ops._cache import KeyGroup, key_groups, read_index_rows, read_kv_rows
+from glm5sdk.ops._math import accumulate, accumulator
+from glm5sdk.ops._mla import attend, gradient_sum, index_scores, place_rows
+from glm5sdk.ops._test_inputs import SCALE, choose, draw, page_inputs, selections
+from glm5sdk.registry import Cost, TestRules, op
+
+
+def cost(axes: Mapping[str, int], size: int) -> Cost:
+    rows, heads, row = axes["T"], axes["H"], axes["C"] + axes["R"]
+    index = axes["Hi"] * axes["Di"]
+    # Without a selection every row may see all its request's pages.
+    keys = axes["K"] or axes["M"] * axes["S"]
+    read = size * (rows * (heads * row + index) + min(axes["B"], rows) * axes["M"] * axes["S"] * (row + axes["Di"]))
+    return Cost(2 * rows * keys * (heads * row + index), read + 4 * rows * (heads + axes["Hi"]), 4 * rows)
+
+
+def make_inputs(axes: Mapping[str, int], dtype: torch.dtype, generator: torch.Generator, exact: bool) -> dict[str, Any]:
+    """A consistent call: lse is what attention over the same keys returns."""
+    acc = accumulator(dtype)
+    paged = page_inputs(axes, generator)
+    q = draw((axes["T"], axes["H"], axes["C"] + axes["R"]), dtype, generator, exact)
+    cache = draw((axes["P"], axes["S"], axes["C"] + axes["R"]), dtype, generator, exact)
+    indices = None
+    if axes["K"] or choose(2, generator):
+        indices = selections(paged["request_ids"], paged["kv_lens"], 1, axes["K"], generator)
+    lse = torch.full((axes["T"], axes["H"]), -torch.inf, dtype=acc)
+    lengths = {"kv_lens": paged["kv_lens"], "indices": indices}
+    for group in key_groups("indexer_kl", paged["block_table"], paged["request_ids"], axes["P"], axes["S"], **lengths):
+        keys = read_kv_rows(cache, group.slots, axes["C"], "plain", acc)
+        lse[group.rows] = attend(accumulate(q[group.rows]), keys, group.visible, SCALE, axes["C"])[1]
+    return {**paged, "q": q, "kv_cache": cache, "lse": lse, "indices": indices, "scale": SCALE}
+
+
+def target_of(group: KeyGroup, q: Tensor, keys: Tensor, lse: Tensor, scale: float) -> Tensor:
+    """Attention of one group summed over heads, over the visible keys, each row summing to 1: [t, n].
+
+    Head by head: [t, H, n] at once would be the largest tensor of the step.
+    """
+    visible = group.visible[:, 0]
+    total = keys.new_zeros(visible.shape)
+    for head in range(q.shape[1]):
+        p = (q[:, head] @ keys.T * scale - lse[:, head, None]).masked_fill(~visible, -torch.inf).exp()
+        total = total + p
+    mass = total.sum(-1, keepdim=True)
+    return total / torch.where(mass > 0, mass, 1.0)  # no keys, or none that attention can see in this precision: 0
+
+
+@op(
+    inputs={
+        "iq": "a[T, Hi, Di]",
+        "iw": "f32[T, Hi]",
+        "index_cache": "index_cache[P, S, Di]",
+        "q": "a[T, H, C+R]",
+        "kv_cache": "kv_cache[P, S, C, R]",
+        "lse": "f32[T, H]",
+        "block_table": "i32[B, M]",
+        "request_ids": "i32[T]",
+        "kv_lens": "i32[T]",
+        "indices": "i32[T, 1, K]?",
+        "v_dim": "= C",
+    },
+    outputs={"loss": "f32[T]"},
+    rows="T",
+    grad=("iq", "iw", "index_cache"),
+    cost=cost,
+    tests=TestRules(
+        make_inputs=make_inputs,
+        ranges={"P": (1, 5), "K": (0, 9)},
+        geometries=(
+            {"T": 2, "H": 64, "C": 512, "R": 64, "Hi": 32, "Di": 128, "B": 2, "M": 2, "P": 5, "S": 64, "K": 65},
+            {"T": 5, "H": 3, "C": 20, "R": 12, "Hi": 3, "Di": 20, "B": 2, "M": 9, "P": 20, "S": 7, "K": 0},
+            {"T": 5, "H": 2, "C": 5, "R": 2, "Hi": 1, "Di": 5, "B": 3, "M": 64, "P": 200, "S": 1, "K": 63},
+            {"T": 0, "H": 2, "C": 4, "R": 2, "Hi": 2, "Di": 4, "B": 1, "M": 1, "P": 1, "S": 2, "K": 2},
+        ),
+    ),
+)
+def indexer_kl(
+    iq: Tensor,
+    iw: Tensor,
+    index_cache: Tensor,
+    q: Tensor,
+    kv_cache: Tensor,
+    lse: Tensor,
+    block_table: Tensor,
+    request_ids: Tensor,
+    kv_lens: Tensor,
+    indices: Tensor | None,
+    scale: float,
+    v_dim: int,
+    format: str = "plain",
+) -> Tensor:
+    """KL divergence of the indexer's distribution from the main attention's, per token; it trains the indexer alone.
+
+    target[s] = sum over heads of exp(scale * q[h] . k[s] - lse[h]), divided by its sum; prediction = softmax of the
+    index scores (see `topk_indexer`) over the same keys; loss = sum target * (ln target - ln prediction).
+
+    Args:
+        iq: [T, Hi, Di] index queries.
+        iw: [T, Hi] f32 head weights.
+        index_cache: [P, S, Di] index keys.
+        q: [T, H, C + R] absorbed queries of the main attention.
+        kv_cache: [P, S, C + R].
+        lse: [T, H] f32, as attention over these keys returned it.
+        block_table: [B, M] i32, physical page of each logical page.
+        request_ids: [T] i32; -1 = padding row.
+        kv_lens: [T] i32, how many keys the row may see.
+        indices: [T, 1, K] i32, keys to compare over (sparse training); None compares over all `kv_lens` keys (warm-up).
+        scale: of the main attention's scores.
+        v_dim: C.
+        format: `plain`: training reads no quantised cache.
+
+    Returns:
+        loss [T] f32 in nats, >= 0; 0 for rows that see no key, or none with any attention. Gradients: iq, iw and index_cache, nothing else.
+
+    Raises:
+        ContractError: shapes or dtypes do not fit; a request, length, selection or page is out of range.
+
+    Source: DeepSeek-V3.2-Exp's indexer training, dense warm-up and sparse stage.
+    """
+    acc = accumulator(iq.dtype)
+    cache = gradient_sum(index_cache)
+    losses = []
+    pages, size = index_cache.shape[:2]
+    width = iq.shape[1] + 4
+    groups = key_groups(
+        "indexer_kl", block_table, request_ids, pages, size, kv_lens=kv_lens, indices=indices, width=width
+    )
+    for group in groups:
+        rows, visible = group.rows, group.visible[:, 0]
+        with torch.no_grad():
+            keys = read_kv_rows(kv_cache, group.slots, v_dim, format, acc)
+            target = target_of(
+                group, accumulate(q.index_select(0, rows)), keys, lse.index_select(0, rows).to(acc), scale
+            )
+        index_keys = read_index_rows(cache, group.slots, iq.shape[2], format, acc)
+        scores = index_scores(accumulate(iq.index_select(0, rows)), iw.index_select(0, rows).to(acc), index_keys)
+        # Invisible keys get no weight but a finite score, so that rows which see nothing have gradient 0, not NaN.
+        lowest = scores.detach().amin(-1, keepdim=True)
+        top = torch.where(visible, scores.detach(), lowest).amax(-1, keepdim=True)
+        weight = (scores - top).masked_fill(~visible, -torch.inf).exp().sum(-1, keepdim=True)
+        log_weight = weight.masked_fill(~visible.any(-1, keepdim=True), 1.0).log()
+        log_prediction = (scores - top - log_weight).masked_fill(~visible, 0.0)
+        losses.append((group, (torch.xlogy(target, target) - target * log_prediction).sum(-1)))
+    return place_rows(losses, iq.new_empty(len(iq), dtype=acc), 0.0)
