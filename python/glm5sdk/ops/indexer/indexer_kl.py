@@ -120,7 +120,8 @@ def indexer_kl(
         format: `plain`: training reads no quantised cache.
 
     Returns:
-        loss [T] f32 in nats, >= 0; 0 for rows that see no key, or none with any attention. Gradients: iq, iw and index_cache, nothing else.
+        loss [T] f32 in nats, >= 0; 0 for rows that see no key, or none with any attention. Gradients: iq, iw and
+        index_cache, nothing else.
 
     Raises:
         ContractError: shapes or dtypes do not fit; a request, length, selection or page is out of range.
