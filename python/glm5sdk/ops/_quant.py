@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 __all__ = [
-    "BLOCK", "FP8", "fp8_scale", "grouped", "int4_scale", "int8_scale", "pack_int4", "to_fp8", "to_int4", "to_int8", "unpack_int4",
+    "BLOCK", "FP8", "fp8_scale", "grouped", "int4_scale", "int8_scale", "pack_int4", "to_fp8", "to_int4", "to_int8",
+    "unpack_int4",
 ]  # fmt: skip
 
 BLOCK = 128

@@ -8,7 +8,16 @@ from torch import Tensor
 from glm5sdk.core.errors import ContractError
 from glm5sdk.ops._math import accumulate, accumulator
 from glm5sdk.ops._quant import (
-    BLOCK, fp8_scale, grouped, int4_scale, int8_scale, pack_int4, to_fp8, to_int4, to_int8, unpack_int4,
+    BLOCK,
+    fp8_scale,
+    grouped,
+    int4_scale,
+    int8_scale,
+    pack_int4,
+    to_fp8,
+    to_int4,
+    to_int8,
+    unpack_int4,
 )  # fmt: skip
 from glm5sdk.registry import Weight, WeightLike
 

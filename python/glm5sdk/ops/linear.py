@@ -62,8 +62,8 @@ def linear(x: Tensor, w: WeightLike, bias: Tensor | None = None, out_dtype: torc
         out_dtype: float32 keeps the accumulator (logits, scores); None means the dtype of x.
 
     Returns:
-        y [T, O]. Rows are independent; T = 0 is legal. The gradient of x through a quantised weight is straight-through,
-        the weight itself gets none.
+        y [T, O]. Rows are independent; T = 0 is legal. The gradient of x through a quantised weight is
+        straight-through; the weight itself gets none.
 
     Raises:
         ContractError: shapes, dtypes or devices do not fit, or the weight's layout belongs to a backend.

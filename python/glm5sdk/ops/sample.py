@@ -41,17 +41,15 @@ def make_inputs(axes: Mapping[str, int], dtype: torch.dtype, generator: torch.Ge
 
 
 def compare(arguments: Mapping[str, Any], got: Sequence[Tensor], want64: Sequence[Tensor], tolerance: float) -> None:
-    """A token may differ from the float64 draw only where two scores, or a filter's edge, are closer than float32 sees."""
+    """A token may differ from float64's only where two scores, or a filter's edge, are closer than float32 sees."""
     ids, logprob, processed = (t.cpu() for t in got)
     a = {name: v.cpu() for name, v in arguments.items()}
     wide = {name: v.double() if v.is_floating_point() else v for name, v in a.items()}
     slack = max(tolerance, 1e-5)
     fits = torch.zeros_like(ids, dtype=torch.bool)
     for nudge in (0.0, slack, -slack):
-        score, kept_lse, scaled = scores(
-            wide["logits"], wide["temperature"], wide["top_k"], wide["top_p"] * torch.where(wide["top_p"] < 1, 1 + nudge, 1),
-            wide["min_p"] * (1 + nudge), wide["seed"], wide["position"],
-        )  # fmt: skip
+        top_p = torch.where(wide["top_p"] < 1, wide["top_p"] * (1 + nudge), 1)
+        score, kept_lse, scaled = scores(**{**wide, "top_p": top_p, "min_p": wide["min_p"] * (1 + nudge)})
         mine = score.gather(1, ids[:, None])[:, 0]
         value = torch.where(wide["temperature"] > 0, scaled.gather(1, ids[:, None])[:, 0] - kept_lse, 0)
         best = score.amax(1)
@@ -81,7 +79,7 @@ def keep(ordered: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor
 def scores(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(what the drawn token maximises [B, V], -inf where filtered; log-sum-exp of the kept [B]; scaled logits [B, V])."""
+    """What the drawn token maximises [B, V], -inf where filtered; log-sum-exp of the kept [B]; scaled logits [B, V]."""
     greedy = (temperature <= 0)[:, None]
     scaled = logits / torch.where(greedy, 1, temperature[:, None])
     order = logits.sort(dim=1, descending=True, stable=True).indices
@@ -93,9 +91,14 @@ def scores(
 
 @op(
     inputs={
-        "logits": "f32[B, V]", "temperature": "f32[B]", "top_k": "i32[B]", "top_p": "f32[B]", "min_p": "f32[B]",
-        "seed": "i64[B]", "position": "i64[B]",
-    },  # fmt: skip
+        "logits": "f32[B, V]",
+        "temperature": "f32[B]",
+        "top_k": "i32[B]",
+        "top_p": "f32[B]",
+        "min_p": "f32[B]",
+        "seed": "i64[B]",
+        "position": "i64[B]",
+    },
     outputs={"ids": "i64[B]", "logprob": "f32[B]", "logprob_processed": "f32[B]"},
     rows="B",
     cost=cost,

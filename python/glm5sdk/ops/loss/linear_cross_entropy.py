@@ -78,8 +78,8 @@ def linear_cross_entropy(hidden: Tensor, lm_head: WeightLike, targets: Tensor) -
         targets: i64 [T]; -100 = ignored: its loss is 0, its lse is still made.
 
     Returns:
-        loss f32 [T] and lse f32 [T], in nats, one per row and not averaged. T = 0 is legal. Gradients go to hidden and a
-        plain lm_head, from both outputs.
+        loss f32 [T] and lse f32 [T], in nats, one per row and not averaged. T = 0 is legal. Gradients go to hidden and
+        a plain lm_head, from both outputs.
 
     Raises:
         ContractError: a target is neither -100 nor in [0, V); shapes, dtypes or devices do not fit.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from glm5sdk.core.errors import ContractError
 
-__all__ = ["sorted_slots", "to_bounds"]
+__all__ = ["absent_ids", "sorted_slots", "to_bounds"]
 
 
 def sorted_slots(op: str, ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
@@ -41,6 +43,14 @@ def to_bounds(op: str, offsets: Tensor, rows: int) -> list[int]:
         ContractError: they do not ascend from 0 to at most `rows`.
     """
     bounds: list[int] = offsets.tolist()
-    if bounds[0] != 0 or bounds[-1] > rows or any(a > b for a, b in zip(bounds, bounds[1:], strict=False)):
+    if bounds[0] != 0 or bounds[-1] > rows or any(a > b for a, b in itertools.pairwise(bounds)):
         raise ContractError(f"{op}: offsets are {bounds}, needs them to ascend from 0 to at most {rows} rows")
     return bounds
+
+
+def absent_ids(tokens: int, slots: int, num_experts: int, generator: torch.Generator) -> Tensor:
+    """Test input: i32 [T, A] distinct ascending ids, a tenth of them -1; the last expert gets none where it can."""
+    pool = max(num_experts - 1, slots)
+    ids = torch.rand(tokens, pool, generator=generator).argsort(1)[:, :slots].sort(1).values
+    absent = torch.rand(tokens, slots, generator=generator) < 0.1
+    return torch.where(absent | (ids >= num_experts), -1, ids).to(torch.int32)

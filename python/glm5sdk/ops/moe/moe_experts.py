@@ -10,7 +10,7 @@ from torch import Tensor
 
 from glm5sdk.ops._math import accumulate, accumulator
 from glm5sdk.ops._weights import dequantize_weight, experts, gradient_target, project
-from glm5sdk.ops.moe._sort import sorted_slots
+from glm5sdk.ops.moe._sort import absent_ids, sorted_slots
 from glm5sdk.registry import Cost, TestRules, WeightLike, op
 
 
@@ -21,15 +21,13 @@ def cost(axes: Mapping[str, int], size: int) -> Cost:
 
 
 def make_inputs(axes: Mapping[str, int], dtype: torch.dtype, generator: torch.Generator, exact: bool) -> dict[str, Any]:
-    """Distinct ascending ids with a tenth of them absent, and weights; the last expert gets no row."""
-    t, a, e = axes["T"], axes["A"], axes["E"]
-    ids = torch.rand(t, max(e - 1, a), generator=generator).argsort(1)[:, :a].sort(1).values.to(torch.int32)
-    ids = torch.where((torch.rand(t, a, generator=generator) < 0.1) | (ids >= e), -1, ids)
+    """Distinct ascending ids with some absent, and their weights."""
+    t, a = axes["T"], axes["A"]
     if exact:
         weights = torch.randint(1, 4, (t, a), generator=generator).float()
     else:
         weights = torch.rand(t, a, generator=generator)
-    return {"ids": ids.to(torch.int32), "weights": weights.to(accumulator(dtype))}
+    return {"ids": absent_ids(t, a, axes["E"], generator), "weights": weights.to(accumulator(dtype))}
 
 
 def composed(
@@ -101,8 +99,12 @@ def backward(
 
 @op(
     inputs={
-        "x": "a[T, N]", "ids": "i32[T, A]", "weights": "f32[T, A]", "w_gate_up": "W[E, 2*I, N]", "w_down": "W[E, N, I]",
-    },  # fmt: skip
+        "x": "a[T, N]",
+        "ids": "i32[T, A]",
+        "weights": "f32[T, A]",
+        "w_gate_up": "W[E, 2*I, N]",
+        "w_down": "W[E, N, I]",
+    },
     outputs={"y": "a[T, N]"},
     rows="T",
     grad=("x", "weights", "w_gate_up", "w_down"),

@@ -39,7 +39,7 @@ def check(num_experts: int, topk: int, n_group: int, topk_group: int, score: str
 
 
 def best(values: Tensor, k: int) -> Tensor:
-    """Positions [T, k] of the largest values, in ascending order of position; ties go to the lower one, NaN counts -inf."""
+    """Positions [T, k] of the largest values, ascending; ties go to the lower position, NaN counts -inf."""
     ordered = torch.where(values.isnan(), -torch.inf, values).sort(dim=1, descending=True, stable=True).indices
     return ordered[:, :k].sort(dim=1).values
 
@@ -160,8 +160,9 @@ def moe_gate(
 ) -> tuple[Tensor, Tensor]:
     """Choose experts by score + bias, weigh them by score alone; everything in float32 whatever the model's dtype.
 
-    score = sigmoid or softmax of (x w^T / temperature). With groups, experts compete inside the `topk_group` groups whose
-    best two choice scores have the largest sum. Order is total: the higher score first, then the lower id; NaN counts -inf.
+    score = sigmoid or softmax of (x w^T / temperature). With groups, experts compete inside the `topk_group` groups
+    whose best two choice scores have the largest sum. The order is total: the higher choice score first, then the lower
+    id; NaN counts -inf.
 
     Args:
         x: [T, N] activations, widened exactly.
@@ -176,8 +177,8 @@ def moe_gate(
         temperature: divides the logits.
 
     Returns:
-        ids i32 [T, A], ascending in each row; weights f32 [T, A]. Gradients flow to x and w through the weights. Rows are
-        independent; T = 0 is legal.
+        ids i32 [T, A], ascending in each row; weights f32 [T, A]. Gradients flow to x and w through the weights. Rows
+        are independent; T = 0 is legal.
 
     Raises:
         ContractError: options that do not fit (see `check`), shapes, dtypes or devices.
