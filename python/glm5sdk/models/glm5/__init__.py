@@ -1,4 +1,4 @@
-"""The GLM-5 family: config, presets, checkpoints and model, imported on first use so that a config needs no torch."""
+"""The GLM-5 family: config, presets, checkpoints and model, imported on first use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _HOME = {
     "parameter_shapes": "tensors",
     "Glm5ForCausalLM": "model",
     "Checkpoint": "checkpoint",
+    "CheckpointWarning": "checkpoint",
     "open_checkpoint": "checkpoint",
+    "parameter_writer": "checkpoint",
+    "checkpoint_tensors": "checkpoint_save",
     "save_checkpoint": "checkpoint_save",
 }
 
