@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from glm5sdk.registry.shapes import AxisRule, TensorRule
+from glm5sdk.registry.shapes import AxisRule, TensorRule, parse_rule
 from glm5sdk.registry.torch_op import gradients_of
 
 if TYPE_CHECKING:
     from glm5sdk.registry.spec import Op
 
-__all__ = ["BackwardRules", "backward_rules", "reference_backward"]
+__all__ = ["BackwardRules", "backward_rules", "gradient_shape", "reference_backward"]
 
 _FLOAT_WORDS = ("a", "f32")
 
@@ -78,6 +79,13 @@ def _dims(rule: TensorRule) -> str:
     return ", ".join(d.text for d in rule.dims)
 
 
+def gradient_shape(op: Op[..., Any], rules: BackwardRules, args: Sequence[Any], argument: str) -> tuple[int, ...]:
+    """Shape of an argument's gradient by its rule, also where the argument is absent or a cache of bytes."""
+    axes = dict(zip(op.contract.axes, op.contract.bind(*args).axes, strict=True))
+    rule = parse_rule(rules.outputs[f"grad_{argument}"])
+    return tuple(dim.evaluate(axes) for dim in rule.dims) if isinstance(rule, TensorRule) else ()
+
+
 def reference_backward(op: Op[..., Any], rules: BackwardRules, body: Callable[..., Any] | None) -> Callable[..., Any]:
     """The reference of `<name>_bwd`: the op's own formula if it gives one, else autograd of its reference."""
 
@@ -85,14 +93,10 @@ def reference_backward(op: Op[..., Any], rules: BackwardRules, body: Callable[..
         if body is not None:
             return body(*args)
         count = len(rules.grad_outputs)
-        forward = args[count:]
-
-        def shape_of(argument: str) -> tuple[int, ...]:
-            axes = dict(zip(op.contract.axes, op.contract.bind(*forward).axes, strict=True))
-            rule = op.inputs[argument]
-            return tuple(d.evaluate(axes) for d in rule.dims) if isinstance(rule, TensorRule) else ()
-
-        found = gradients_of(op.reference, op.signature, op.grad, rules.grad_outputs, args[:count], forward, shape_of)
+        shape_of = partial(gradient_shape, op, rules, args[count:])
+        found = gradients_of(
+            op.reference, op.signature, op.grad, rules.grad_outputs, args[:count], args[count:], shape_of
+        )
         return found[0] if len(found) == 1 else found
 
     backward.__name__ = f"{op.name}_bwd"

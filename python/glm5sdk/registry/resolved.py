@@ -45,7 +45,7 @@ def workspace_size(impl: Impl, op: Op[..., Any], bound: Bound) -> int | None:
 
 
 def native_arguments(op: Op[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments as csrc/ knows them: a Weight is its tensors, and a dtype is not said again where an output shows it."""
+    """Arguments as csrc/ knows them: a Weight is its tensors, a dtype is not said again where an output shows it."""
     flat: list[Any] = []
     for name, value in zip(op.signature.parameters, args, strict=True):
         if type(value) is Weight:

@@ -73,7 +73,9 @@ class Op(Generic[P, R]):
         self.__signature__ = self.signature
         self.inputs = {k: parse_rule(v) for k, v in inputs.items()}
         self.outputs = {k: _output_rule(self.name, v) for k, v in outputs.items()}
-        self.dtype_arguments = frozenset(n for n, p in self.signature.parameters.items() if "dtype" in str(p.annotation))
+        self.dtype_arguments = frozenset(
+            n for n, p in self.signature.parameters.items() if "dtype" in str(p.annotation)
+        )
         has_weights = any(isinstance(r, TensorRule) and r.is_weight for r in self.inputs.values())
         self.rewrites_arguments = has_weights or bool(self.dtype_arguments)
         self.rows, self.grad, self.mutates = rows, tuple(grad), tuple(mutates)

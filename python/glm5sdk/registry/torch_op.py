@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["TorchView", "gradients_of", "is_compiling"]
 
 NAMESPACE = "glm5"
-_library = Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
+_library = Library(NAMESPACE, "DEF")
 is_compiling = torch.compiler.is_compiling
 
 
@@ -34,9 +34,9 @@ class TorchView:
     def __init__(self, op: Op[..., Any]) -> None:
         self._op = op
         schema = _schema(op)
-        _library.define(schema)  # type: ignore[no-untyped-call]
+        _library.define(schema)
         qualified = f"{NAMESPACE}::{op.name}"
-        _library.impl(op.name, _kernel(op), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        _library.impl(op.name, _kernel(op), "CompositeExplicitAutograd")
         torch.library.register_fake(qualified, _fake(op), lib=_library)
         if op.grad:
             setup, backward = _autograd(op)
@@ -184,7 +184,7 @@ def gradients_of(
         grad_outputs: positions of the outputs that `grads` belong to.
         grads: gradients of those outputs.
         args: positional arguments.
-        shape_of: shape that an argument's gradient has even when the argument is absent.
+        shape_of: shape of the gradient of an argument that is absent or holds no floats.
 
     Returns:
         One gradient per wanted argument, zeros where the output does not depend on it.
@@ -216,7 +216,7 @@ def gradients_of(
         grad = next(remaining) if leaf is not None else None
         value = args[names.index(name)]
         if grad is None:
-            shape = tuple(value.shape) if value is not None else shape_of(name)
+            shape = tuple(value.shape) if leaf is not None else shape_of(name)
             device, dtype = next((a.device, a.dtype) for a in args if isinstance(a, Tensor))
             grad = torch.zeros(shape, dtype=leaf.dtype if leaf is not None else dtype, device=device)
         result.append(grad.contiguous())
