@@ -18,6 +18,7 @@ from glm5sdk.registry.formats import INDEX_FORMATS, KV_FORMATS, cache_shape, is_
 __all__ = [
     "choose",
     "draw",
+    "empty_rows_are_empty",
     "index_cache_inputs",
     "kv_cache_inputs",
     "page_inputs",
@@ -128,3 +129,20 @@ def index_cache_inputs(
     cache = torch.zeros(shape, dtype=torch.uint8 if is_byte_format(format) else dtype)
     write_index_rows(cache, torch.arange(pages * size), rows, format)
     return {"index_cache": cache, "format": format}
+
+
+def empty_rows_are_empty(arguments: Mapping[str, Any], outputs: tuple[Tensor, ...]) -> None:
+    """Property of the attention ops: a padding row, or one without keys, is 0 with a log-sum-exp of -inf.
+
+    Raises:
+        AssertionError: it is something else, or a row with keys has no finite log-sum-exp.
+    """
+    out, lse = outputs
+    if "indices" in arguments:
+        empty = (arguments["indices"] < 0).all(-1).expand_as(lse)
+    else:
+        empty = (arguments["kv_lens"] == 0)[:, None].expand_as(lse)
+    empty = empty | (arguments["request_ids"] < 0)[:, None]
+    assert (out[empty] == 0).all(), "an empty row is not 0"
+    assert (lse[empty] == -torch.inf).all(), "an empty row's log-sum-exp is not -inf"
+    assert lse[~empty].isfinite().all(), "a row with keys has no finite log-sum-exp"

@@ -30,7 +30,6 @@ def make_inputs(axes: Mapping[str, int], dtype: torch.dtype, generator: torch.Ge
     tests=TestRules(
         make_inputs=make_inputs,
         geometries=({"T": 5, "K": 64}, {"T": 3, "K": 1}, {"T": 2, "K": 300}, {"T": 0, "K": 4}, {"T": 2, "K": 0}),
-        exact_outputs=("indices",),
     ),
 )
 def window_stride_indices(kv_lens: Tensor, window: int, stride: int, topk: int) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from glm5sdk.ops._cache import key_groups, read_kv_rows
 from glm5sdk.ops._math import accumulate, accumulator
 from glm5sdk.ops._mla import attend, gradient_sum, place_rows
-from glm5sdk.ops._test_inputs import SCALE, kv_cache_inputs, page_inputs
+from glm5sdk.ops._test_inputs import SCALE, empty_rows_are_empty, kv_cache_inputs, page_inputs
 from glm5sdk.registry import Cost, TestRules, op
 
 
@@ -48,6 +48,7 @@ def make_inputs(
     cost=cost,
     tests=TestRules(
         make_inputs=make_inputs,
+        properties=(empty_rows_are_empty,),
         ranges={"P": (1, 5)},
         geometries=(
             {"T": 2, "H": 64, "C": 512, "R": 64, "B": 2, "M": 3, "P": 7, "S": 64},
