@@ -18,12 +18,9 @@ def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float32, scale: floa
 
 def bits_equal(a: Tensor, b: Tensor) -> bool:
     """Same dtype, shape and bits; NaN equals the same NaN, 0 differs from -0."""
-    return (
-        a.dtype == b.dtype
-        and a.shape == b.shape
-        and bytes(a.contiguous().view(torch.uint8).flatten().tolist())
-        == bytes(b.contiguous().view(torch.uint8).flatten().tolist())
-    )
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
 def within(got: Tensor, want: Tensor, dtype: torch.dtype, scale: Tensor | None = None, roundings: float = 4) -> None:
