@@ -22,6 +22,7 @@ check ruff-format "$bin/ruff" format --check .
 check mypy "$bin/mypy"
 check import-contracts "$bin/lint-imports"
 check codespell "$bin/codespell"
+check docs "$PY" scripts/write_docs.py --check
 check sizes "$PY" scripts/check_sizes.py
 [ "${#native[@]}" -eq 0 ] || check clang-format "$bin/clang-format" --dry-run --Werror "${native[@]}"
 [ "${#failed[@]}" -eq 0 ] || die "lint failed: ${failed[*]}"
