@@ -43,15 +43,15 @@ class Indexer(nn.Module):
         batch, cache = context.batch, context.cache
         arguments = (
             hidden_TN.detach(), q_latent_TQ.detach(), self.wq_b.weight, self.wk.weight, self.k_norm.weight,
-            self.k_norm.bias, self.weights_proj.weight, batch.positions, context.cos_sin, self.interleaved,
-            self.k_norm.eps,
+            self.k_norm.bias, self.weights_proj.weight, batch.positions, context.cos_sin,
         )  # fmt: skip
+        options = (self.interleaved, self.k_norm.eps)
         if cache is None:
-            iq, ik, iw = ops.indexer_project(*arguments)
+            iq, ik, iw = ops.indexer_project(*arguments, *options)
             return IndexerState(iq, iw, ik.view(ik.shape[0], 1, ik.shape[1]), "plain")
         keys = cache.index[layer]
         assert keys is not None
-        iq, iw = ops.indexer_preprocess(*arguments, keys, batch.slots, cache.index_format)
+        iq, iw = ops.indexer_preprocess(*arguments, keys, batch.slots, *options, cache.index_format)
         return IndexerState(iq, iw, keys, cache.index_format)
 
     def select(self, state: IndexerState, topk: int, context: ForwardContext) -> Tensor:

@@ -89,14 +89,13 @@ class LatentAttention(nn.Module):
         s, batch, cache = self.sizes, context.batch, context.cache
         arguments = (
             hidden_TN, self.q_a_proj.weight, self.q_a_layernorm.weight, self.q_b_proj.weight,
-            self.kv_a_proj_with_mqa.weight, self.kv_a_layernorm.weight, w_uk, batch.positions, context.cos_sin, s.eps,
-            s.interleaved,
+            self.kv_a_proj_with_mqa.weight, self.kv_a_layernorm.weight, w_uk, batch.positions, context.cos_sin,
         )  # fmt: skip
         if cache is None:
-            q, kv, q_latent = ops.mla_project(*arguments)
+            q, kv, q_latent = ops.mla_project(*arguments, s.eps, s.interleaved)
             return q, q_latent, kv.view(kv.shape[0], 1, kv.shape[1]), "plain"
         pool = cache.kv[self.layer]
-        q, q_latent = ops.mla_preprocess(*arguments, pool, batch.slots, cache.kv_format)
+        q, q_latent = ops.mla_preprocess(*arguments, pool, batch.slots, s.eps, s.interleaved, cache.kv_format)
         return q, q_latent, pool, cache.kv_format
 
     def _needs_indexer(self, context: ForwardContext) -> bool:
