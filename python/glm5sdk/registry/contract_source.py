@@ -25,7 +25,12 @@ Rules = Mapping[str, TensorRule | AxisRule]
 
 def python(dim: Dim) -> str:
     """The dimension as a Python expression over axis names."""
-    return " + ".join("*".join(([str(f)] if f != 1 or not names else []) + list(names)) for f, names in dim.terms)
+    return " + ".join("*".join(([str(f)] if f != 1 or not names else []) + _factors(names)) for f, names in dim.terms)
+
+
+def _factors(names: Sequence[str]) -> list[str]:
+    """Each axis as it stands, each `axis/part` as its quotient rounded up."""
+    return [f"(-(-{n.replace('/', ' // ')}))" if "/" in n else n for n in names]
 
 
 def tuple_of(items: Sequence[str]) -> str:
@@ -142,6 +147,8 @@ class BindWriter:
             ]
         if rule.word == "any":
             return _check(f"{p}.dtype not in ACTIVATIONS", f"activation(OP, {p!r}, {p}.dtype)")
+        if rule.word == "q8":
+            return _check(f"{p}.dtype not in QUANTISED", f"dtype(OP, {p!r}, {p}.dtype, 'int8 or float8_e4m3fn')")
         if rule.is_cache:
             want = "u8 if format in BYTE_FORMATS else _a"
             return _check(f"{p}.dtype is not ({want})", f"dtype(OP, {p!r}, {p}.dtype, {want})")

@@ -24,6 +24,7 @@ _NAMES = {
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 ACTIVATIONS = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
+QUANTISED = frozenset({torch.int8, torch.float8_e4m3fn})
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ CONTRACT_NAMESPACE: dict[str, Any] = {
     # Exactly these types run natively; every other subclass (fake, functional, distributed) goes through torch.library.
     "ORDINARY": frozenset({Tensor, Parameter, Buffer}),
     "ACTIVATIONS": ACTIVATIONS,
+    "QUANTISED": QUANTISED,
     "grad_enabled": torch.is_grad_enabled,
     "empty": torch.empty,
     **_DTYPES,

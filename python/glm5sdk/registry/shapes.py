@@ -4,10 +4,11 @@ Grammar, on purpose no more than this:
 
     rule     = word "[" dim ("," dim)* "]" ["?"]      a tensor; "?" = may be None
              | "= " name                              an int argument that names an axis
-    word     = a | f32 | i32 | i64 | u8 | any | W | kv_cache | index_cache | <name of a dtype argument>
+    word     = a | f32 | i32 | i64 | u8 | q8 | any | W | kv_cache | index_cache | <name of a dtype argument>
+               q8 = int8 or float8_e4m3fn
     dim      = term ("+" term)*                       sums
     term     = factor ("*" factor)*                   products
-    factor   = integer | name                         names are axes, see docs/ops.md
+    factor   = integer | name | name "/" integer      names are axes, see docs/ops.md; "/" rounds up
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["AxisRule", "Dim", "TensorRule", "parse_rule"]
 
 _TENSOR = re.compile(r"^(\w+)\[([^\]]*)\](\??)$")
 _AXIS = re.compile(r"^= (\w+)$")
-_NAME = re.compile(r"^[A-Za-z]\w*$")
+_FACTOR = re.compile(r"^([A-Za-z]\w*)(?:/([1-9]\d*))?$")
 CACHE_WORDS = ("kv_cache", "index_cache")
 
 
@@ -36,25 +37,28 @@ class Dim:
     @property
     def is_name(self) -> bool:
         """Whether this is a bare axis name, which binds the axis."""
-        return len(self.terms) == 1 and self.terms[0][0] == 1 and len(self.terms[0][1]) == 1
+        return len(self.terms) == 1 and self.terms[0][0] == 1 and len(self.terms[0][1]) == 1 and "/" not in self.text
 
     def names(self) -> Iterator[str]:
         """Axis names in order of appearance."""
         for _, names in self.terms:
-            yield from names
+            yield from (name.partition("/")[0] for name in names)
 
     def evaluate(self, axes: Mapping[str, int]) -> int:
         """The size for known axes."""
         total = 0
         for factor, names in self.terms:
             for name in names:
-                factor *= axes[name]
+                axis, _, part = name.partition("/")
+                factor *= -(-axes[axis] // int(part)) if part else axes[axis]
             total += factor
         return total
 
     def solve_for(self, unknown: str) -> tuple[str, str]:
         """Python expressions (numerator, divisor): `unknown == numerator / divisor`, given the size in `_size`."""
         rest, divisor = [], None
+        if "/" in self.text:
+            raise ContractError(f"shape rule {self.text!r}: does not tell {unknown}, needs an argument that does")
         for factor, names in self.terms:
             if unknown not in names:
                 rest.append("*".join([str(factor), *names]))
@@ -106,7 +110,7 @@ def parse_dim(text: str) -> Dim:
         for part in (p.strip() for p in term.split("*")):
             if part.isdigit():
                 factor *= int(part)
-            elif _NAME.match(part):
+            elif _FACTOR.match(part):
                 names.append(part)
             else:
                 raise ContractError(f"shape rule: dimension is {text!r}, needs sums and products of names and integers")
