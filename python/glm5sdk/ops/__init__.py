@@ -27,6 +27,10 @@ from glm5sdk.ops.norm.add import add
 from glm5sdk.ops.norm.fused_add_rms_norm import fused_add_rms_norm
 from glm5sdk.ops.norm.layer_norm import layer_norm
 from glm5sdk.ops.norm.rms_norm import rms_norm
+from glm5sdk.ops.quant.dequantize import dequantize
+from glm5sdk.ops.quant.hadamard import hadamard
+from glm5sdk.ops.quant.quantize_per_group import quantize_per_group
+from glm5sdk.ops.quant.quantize_per_token import quantize_per_token
 from glm5sdk.ops.rope import rope
 from glm5sdk.ops.sample import sample
 from glm5sdk.ops.silu_and_mul import silu_and_mul
@@ -35,9 +39,11 @@ __all__ = [
     "add",
     "cache_index_keys",
     "concat_and_cache_mla",
+    "dequantize",
     "flash_mla",
     "fused_add_rms_norm",
     "grouped_gemm",
+    "hadamard",
     "indexer_kl",
     "indexer_preprocess",
     "indexer_project",
@@ -52,6 +58,8 @@ __all__ = [
     "moe_gate",
     "moe_permute",
     "moe_unpermute",
+    "quantize_per_group",
+    "quantize_per_token",
     "rms_norm",
     "rope",
     "sample",

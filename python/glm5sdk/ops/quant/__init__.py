@@ -1,0 +1,1 @@
+"""Quantisation of activations, and the rotation that goes before it."""
