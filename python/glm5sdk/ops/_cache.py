@@ -30,6 +30,8 @@ def as_bytes(x: Tensor) -> Tensor:
 
 def from_bytes(x: Tensor, dtype: torch.dtype) -> Tensor:
     """u8 [n, k * itemsize] as [n, k] of `dtype`; copied, since a slice of bytes may be misaligned."""
+    if x.shape[1] == 0:
+        return torch.empty(x.shape, dtype=dtype, device=x.device)  # no rope part; an empty row has no stride to view
     return x.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
