@@ -3,6 +3,7 @@ set(GLM5_OPS
   add
   cache_index_keys
   concat_and_cache_mla
+  flash_mla
   fused_add_rms_norm
   grouped_gemm
   layer_norm
@@ -15,4 +16,5 @@ set(GLM5_OPS
   rms_norm
   rope
   silu_and_mul
+  sparse_flash_attention
 )

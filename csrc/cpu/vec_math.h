@@ -42,4 +42,23 @@ GLM5_INLINE f32v silu(f32v x) {
   return x / (1.0f + exp(-x));
 }
 
+// ln x of one number, good to about 1e-14: NaN below 0, -inf at 0, +inf and NaN stay.
+GLM5_INLINE double log_of(float x) {
+  if (!(x > 0.0f)) return x == 0.0f ? -__builtin_inf() : __builtin_nan("");
+  if (x == __builtin_inff()) return x;
+  const double wide = x;  // denormals of f32 are normal here
+  uint64_t bits;
+  std::memcpy(&bits, &wide, sizeof bits);
+  // x = 2^e * m with m in [sqrt(1/2), sqrt(2)); ln m = 2 atanh(s) with s = (m - 1) / (m + 1), |s| < 0.172.
+  const uint64_t shifted = bits - 0x3fe6a09e667f3bcdu;  // sqrt(1/2)
+  const int64_t e = static_cast<int64_t>(shifted) >> 52;
+  bits -= static_cast<uint64_t>(e) << 52;
+  double m;
+  std::memcpy(&m, &bits, sizeof m);
+  const double s = (m - 1) / (m + 1), z = s * s;
+  double sum = 0;
+  for (int n = 17; n >= 1; n -= 2) sum = sum * z + 1.0 / n;
+  return static_cast<double>(e) * 0x1.62e42fefa39efp-1 + 2 * s * sum;
+}
+
 }  // namespace glm5::GLM5_LEVEL_NS
