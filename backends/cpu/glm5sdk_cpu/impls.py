@@ -34,10 +34,22 @@ class Row:
 
 ROWS = (
     Row("add"),
+    Row("cache_index_keys"),
+    Row("concat_and_cache_mla"),
+    Row("flash_mla"),
     Row("fused_add_rms_norm"),
+    Row("grouped_gemm"),
     Row("layer_norm"),
     Row("linear"),
+    Row("mla_expand_values"),
+    Row("moe_experts"),
+    Row("moe_gate"),
+    Row("moe_permute"),
+    Row("moe_unpermute"),
     Row("rms_norm"),
+    Row("rope"),
+    Row("silu_and_mul"),
+    Row("sparse_flash_attention"),
 )
 
 
