@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from glm5sdk.ops.collective.all_to_all_combine import all_to_all_combine
+from glm5sdk.ops.collective.all_to_all_dispatch import all_to_all_dispatch
 from glm5sdk.ops.indexer.cache_index_keys import cache_index_keys
 from glm5sdk.ops.indexer.indexer_kl import indexer_kl
 from glm5sdk.ops.indexer.indexer_preprocess import indexer_preprocess
@@ -37,6 +39,8 @@ from glm5sdk.ops.silu_and_mul import silu_and_mul
 
 __all__ = [
     "add",
+    "all_to_all_combine",
+    "all_to_all_dispatch",
     "cache_index_keys",
     "concat_and_cache_mla",
     "dequantize",

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from glm5sdk.core.errors import ContractError
+from glm5sdk.ops._math import accumulate, accumulator
 
-__all__ = ["absent_ids", "sorted_slots", "to_bounds"]
+__all__ = ["absent_ids", "sorted_slots", "to_bounds", "weighted_sum"]
 
 
 def sorted_slots(op: str, ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
@@ -46,6 +47,27 @@ def to_bounds(op: str, offsets: Tensor, rows: int) -> list[int]:
     if bounds[0] != 0 or bounds[-1] > rows or any(a > b for a, b in itertools.pairwise(bounds)):
         raise ContractError(f"{op}: offsets are {bounds}, needs them to ascend from 0 to at most {rows} rows")
     return bounds
+
+
+def weighted_sum(rows: Tensor, place: Tensor, key: Tensor, weights: Tensor) -> Tensor:
+    """Each token's sum of weight * row, in ascending `key`, in the accumulator, rounded once.
+
+    Args:
+        rows: [R, N].
+        place: i64 [T, A] row of each slot, -1 = none: skipped, its weight is not read.
+        key: [T, A] what orders the slots of a token.
+        weights: f32 [T, A].
+
+    Returns:
+        [T, N], dtype of rows.
+    """
+    order = key.argsort(dim=1, stable=True)
+    place, weights = place.gather(1, order), weights.gather(1, order)
+    total = torch.zeros(place.shape[0], rows.shape[1], dtype=accumulator(rows.dtype), device=rows.device)
+    for j in range(place.shape[1] if len(rows) else 0):
+        term = weights[:, j : j + 1].to(total.dtype) * accumulate(rows[place[:, j].clamp(min=0)])
+        total = torch.where(place[:, j : j + 1] >= 0, total + term, total)
+    return total.to(rows.dtype)
 
 
 def absent_ids(tokens: int, slots: int, num_experts: int, generator: torch.Generator) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from glm5sdk.core.errors import ContractError
-from glm5sdk.ops._math import accumulate, accumulator
-from glm5sdk.ops.moe._sort import absent_ids, sorted_slots
+from glm5sdk.ops._math import accumulator
+from glm5sdk.ops.moe._sort import absent_ids, sorted_slots, weighted_sum
 from glm5sdk.registry import Cost, TestRules, op
 
 
@@ -27,8 +27,8 @@ def make_inputs(axes: Mapping[str, int], dtype: torch.dtype, generator: torch.Ge
     return {"row_ids": order.to(torch.int32)}
 
 
-def rows_of(row_ids: Tensor, tokens: int, slots: int) -> tuple[Tensor, Tensor]:
-    """(row of each slot [T, A], which slots have one); checked."""
+def rows_of(row_ids: Tensor, tokens: int, slots: int) -> Tensor:
+    """Row of each slot, i64 [T, A], -1 = none; checked."""
     flat = row_ids.to(torch.int64)
     present = flat >= 0
     used = flat[present]
@@ -37,8 +37,7 @@ def rows_of(row_ids: Tensor, tokens: int, slots: int) -> tuple[Tensor, Tensor]:
         raise ContractError(f"moe_unpermute: row_ids is [{shown}], needs distinct slots below {tokens * slots}, or -1")
     place = torch.full_like(flat, -1)
     place[used] = present.nonzero()[:, 0]
-    place = place.view(tokens, slots)
-    return place, place >= 0
+    return place.view(tokens, slots)
 
 
 def backward(grad_y: Tensor, rows: Tensor, row_ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,14 +84,5 @@ def moe_unpermute(rows: Tensor, row_ids: Tensor, weights: Tensor) -> Tensor:
     Raises:
         ContractError: row_ids are no distinct slots; shapes, dtypes or devices do not fit.
     """
-    tokens, slots = weights.shape
-    place, present = rows_of(row_ids, tokens, slots)
-    # Absent slots sort to the front of their token and are skipped there.
-    order = place.argsort(dim=1, stable=True)
-    place, present = place.gather(1, order), present.gather(1, order)
-    weights = weights.gather(1, order)
-    acc = torch.zeros(tokens, rows.shape[1], dtype=accumulator(rows.dtype), device=rows.device)
-    for j in range(slots):
-        term = weights[:, j : j + 1].to(acc.dtype) * accumulate(rows[place[:, j].clamp(min=0)])
-        acc = torch.where(present[:, j : j + 1], acc + term, acc)
-    return acc.to(rows.dtype)
+    place = rows_of(row_ids, *weights.shape)
+    return weighted_sum(rows, place, place, weights)
