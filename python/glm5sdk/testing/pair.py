@@ -69,7 +69,9 @@ def check_pair(op: Op[..., Any], impl: str, tier: Tier = TIERS["test"], backend:
 
     fixed = geometries(op, row, every_dtype=tier.every_variant)
     random = max(-(-tier.examples // RANDOM_SHARE), tier.examples - len(fixed))
-    for example in _spread(fixed, tier.examples - random if tier.name == "smoke" else len(fixed)):
+    if tier.name == "smoke":
+        fixed = _smallest(fixed, tier.examples - random)
+    for example in fixed:
         one(example)
     _hypothesis(random_examples(op, row), one, random, tier)
     if not report.examples:
@@ -78,11 +80,9 @@ def check_pair(op: Op[..., Any], impl: str, tier: Tier = TIERS["test"], backend:
     return report
 
 
-def _spread(examples: list[Example], count: int) -> list[Example]:
-    """`count` of the examples, evenly from first to last."""
-    if count >= len(examples):
-        return examples
-    return [examples[i * len(examples) // max(count, 1)] for i in range(count)]
+def _smallest(examples: list[Example], count: int) -> list[Example]:
+    """The examples with the least to compute."""
+    return sorted(examples, key=lambda example: sum(size for _, size in example.axes))[:count]
 
 
 def _one(checks: PairChecks, example: Example, tier: Tier, report: Report) -> None:

@@ -1,0 +1,36 @@
+"""Which tests the suite has: one per (op, implementation) pair of the backend, and a few per op."""
+
+from __future__ import annotations
+
+import pytest
+
+from glm5sdk.testing.plugin import selected_backend
+from glm5sdk.testing.tiers import TIERS, Tier
+
+
+@pytest.fixture(scope="session")
+def tier(pytestconfig: pytest.Config) -> Tier:
+    """How much to run."""
+    return TIERS[pytestconfig.getoption("tier")]
+
+
+@pytest.fixture(scope="session")
+def backend(pytestconfig: pytest.Config) -> str:
+    """The backend under test."""
+    return selected_backend(pytestconfig)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Pairs and ops come from the registry."""
+    from glm5sdk.testing.pairs import ops_to_run, pairs_to_run
+
+    backend = selected_backend(metafunc.config)
+    name = metafunc.config.getoption("tier")
+    if name not in TIERS:
+        raise pytest.UsageError(f"--tier is {name!r}, needs one of: {', '.join(TIERS)}")
+    only = metafunc.config.getoption("op")
+    if "pair" in metafunc.fixturenames:
+        pairs = pairs_to_run(backend, TIERS[name], only)
+        metafunc.parametrize("pair", pairs, ids=[f"{op}-{impl}" for op, impl in pairs])
+    elif "op_name" in metafunc.fixturenames:
+        metafunc.parametrize("op_name", ops_to_run(only) if TIERS[name].torch_view else [])
