@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
-from glm5sdk.ops._cache import KeyGroup
+from glm5sdk.ops._cache import KeyGroup, read_kv_rows
 from glm5sdk.ops._math import accumulate, accumulator
 from glm5sdk.ops._weights import dequantize_weight
 from glm5sdk.registry import WeightLike
 
 __all__ = [
     "attend",
+    "attention_backward",
     "gradient_sum",
     "index_scores",
     "layer_scaled",
@@ -19,6 +22,7 @@ __all__ = [
     "place_rows",
     "rotate",
     "scaled_rms",
+    "scaled_rms_backward",
 ]
 
 
@@ -33,6 +37,19 @@ def scaled_rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     acc = accumulate(x)
     r = (acc.square().mean(-1, keepdim=True) + eps).rsqrt()
     return (acc * r).to(x.dtype) * weight
+
+
+def scaled_rms_backward(grad_y: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Gradients of x (in the accumulator, not rounded) and of weight of `scaled_rms`.
+
+    With n = x * r and g = grad_y * weight: dx = r * (g - n * mean(g * n)), dweight = sum of grad_y * a(n).
+    """
+    acc, grad = accumulate(x), accumulate(grad_y)
+    r = (acc.square().mean(-1, keepdim=True) + eps).rsqrt()
+    n = acc * r
+    dweight = (grad * n.to(x.dtype)).flatten(0, -2).sum(0)
+    g = grad * weight
+    return (g - n * (g * n).mean(-1, keepdim=True)).mul_(r), dweight.to(weight.dtype)
 
 
 def layer_scaled(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -77,6 +94,42 @@ def attend(q: Tensor, keys: Tensor, visible: Tensor, scale: float, v_dim: int) -
     total = torch.where(empty[..., None], 1.0, total)
     lse = (top + total.log())[..., 0].masked_fill(empty, -torch.inf)
     return p @ keys[:, :v_dim] / total, lse
+
+
+def attention_backward(
+    groups: Iterable[KeyGroup],
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    q: Tensor,
+    kv_cache: Tensor,
+    scale: float,
+    v_dim: int,
+    format: str,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of q and of the cache (zero unless `plain`) for both attention ops, in the accumulator, rounded once.
+
+    With p the softmax and d = grad_out . value: d score = p * (d - sum p * d + grad_lse). Groups add up in order, so the
+    sum over rows that share a key is deterministic.
+    """
+    acc = accumulator(q.dtype)
+    plain_cache = kv_cache.is_floating_point()
+    dq = torch.zeros_like(q, dtype=acc)
+    dcache = torch.zeros_like(kv_cache, dtype=acc)
+    flat = dcache.view(-1, kv_cache.shape[-1])
+    for group in groups:
+        keys = read_kv_rows(kv_cache, group.slots, v_dim, format, acc)
+        rows, g = accumulate(q.index_select(0, group.rows)), grad_out.index_select(0, group.rows).to(acc)
+        p = (rows @ keys.T).mul_(scale).masked_fill_(~group.visible, -torch.inf).softmax(-1)
+        p.masked_fill_(~group.visible.any(-1, keepdim=True), 0.0)
+        d = g @ keys[:, :v_dim].T
+        shift = (p * d).sum(-1) - grad_lse.index_select(0, group.rows).to(acc)
+        d.sub_(shift[..., None]).mul_(p)
+        dq.index_copy_(0, group.rows, (d @ keys).mul_(scale))
+        if plain_cache:
+            dkeys = d.flatten(0, 1).T @ rows.flatten(0, 1) * scale
+            dkeys[:, :v_dim].addmm_(p.flatten(0, 1).T, g.flatten(0, 1))
+            flat.index_add_(0, group.slots, dkeys)
+    return dq.to(q.dtype), dcache.to(q.dtype)
 
 
 def index_scores(iq: Tensor, iw: Tensor, keys: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from glm5sdk.ops._cache import key_groups, read_kv_rows
 from glm5sdk.ops._math import accumulate, accumulator
-from glm5sdk.ops._mla import attend, gradient_sum, place_rows
+from glm5sdk.ops._mla import attend, attention_backward, gradient_sum, place_rows
 from glm5sdk.ops._test_inputs import SCALE, empty_rows_are_empty, kv_cache_inputs, page_inputs
 from glm5sdk.registry import Cost, TestRules, op
 
@@ -33,6 +33,24 @@ def make_inputs(
     }
 
 
+def backward(
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    request_ids: Tensor,
+    kv_lens: Tensor,
+    scale: float,
+    v_dim: int,
+    format: str,
+) -> tuple[Tensor, Tensor]:
+    """Group by group, nothing kept but one group's scores; see `attention_backward`."""
+    pages, size = kv_cache.shape[:2]
+    groups = key_groups("flash_mla_bwd", block_table, request_ids, pages, size, kv_lens=kv_lens, width=q.shape[1])
+    return attention_backward(groups, grad_out, grad_lse, q, kv_cache, scale, v_dim, format)
+
+
 @op(
     inputs={
         "q": "a[T, H, C+R]",
@@ -45,6 +63,7 @@ def make_inputs(
     outputs={"out": "a[T, H, C]", "lse": "f32[T, H]"},
     rows="T",
     grad=("q", "kv_cache"),
+    backward=backward,
     cost=cost,
     tests=TestRules(
         make_inputs=make_inputs,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from glm5sdk.ops._cache import key_groups, read_kv_rows
 from glm5sdk.ops._math import accumulate, accumulator
-from glm5sdk.ops._mla import attend, gradient_sum, place_rows
+from glm5sdk.ops._mla import attend, attention_backward, gradient_sum, place_rows
 from glm5sdk.ops._test_inputs import SCALE, empty_rows_are_empty, kv_cache_inputs, page_inputs, selections
 from glm5sdk.registry import Cost, TestRules, op
 
@@ -33,6 +33,24 @@ def make_inputs(
     return {**cache, **paged, "indices": chosen, "scale": SCALE}
 
 
+def backward(
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    request_ids: Tensor,
+    indices: Tensor,
+    scale: float,
+    v_dim: int,
+    format: str,
+) -> tuple[Tensor, Tensor]:
+    """Group by group, nothing kept but one group's scores; see `attention_backward`."""
+    name, (pages, size) = "sparse_flash_attention_bwd", kv_cache.shape[:2]
+    groups = key_groups(name, block_table, request_ids, pages, size, indices=indices, width=q.shape[1])
+    return attention_backward(groups, grad_out, grad_lse, q, kv_cache, scale, v_dim, format)
+
+
 @op(
     inputs={
         "q": "a[T, H, C+R]",
@@ -46,6 +64,7 @@ def make_inputs(
     rows="T",
     where=("G == 1 or G == H",),
     grad=("q", "kv_cache"),
+    backward=backward,
     cost=cost,
     tests=TestRules(
         make_inputs=make_inputs,
