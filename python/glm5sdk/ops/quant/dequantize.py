@@ -12,6 +12,7 @@ from glm5sdk.core.errors import ContractError
 from glm5sdk.ops._math import accumulator
 from glm5sdk.ops._quant import BLOCK, FP8
 from glm5sdk.registry import Cost, TestRules, op
+from glm5sdk.registry.device import ACTIVATIONS
 
 
 def cost(axes: Mapping[str, int], size: int) -> Cost:
@@ -53,7 +54,7 @@ def dequantize(q: Tensor, scale: Tensor, out_dtype: torch.dtype = torch.bfloat16
     Args:
         q: int8 or float8_e4m3fn [T, N].
         scale: f32 [T, 1], one per token, or [T, ceil(N/128)], one per 128 columns.
-        out_dtype: float32, bfloat16 or float16.
+        out_dtype: float32, bfloat16 or float16; float64 in the reference.
 
     Returns:
         x [T, N] in out_dtype. Rows are independent; T = 0 is legal.
@@ -61,8 +62,8 @@ def dequantize(q: Tensor, scale: Tensor, out_dtype: torch.dtype = torch.bfloat16
     Raises:
         ContractError: scale has another number of columns, q or out_dtype another dtype, devices do not fit.
     """
-    if out_dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ContractError(f"dequantize: out_dtype is {out_dtype}, needs float32, bfloat16 or float16")
+    if out_dtype not in ACTIVATIONS:
+        raise ContractError(f"dequantize: out_dtype is {out_dtype}, needs float32, bfloat16, float16 or float64")
     wide = scale if scale.shape[1] == 1 else scale.repeat_interleave(BLOCK, 1)[:, : q.shape[1]]
     x = q.to(scale.dtype) * wide
     return x if out_dtype == torch.float32 else x.to(out_dtype)
