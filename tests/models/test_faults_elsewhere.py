@@ -142,11 +142,12 @@ def test_cache_moves_all_its_pools() -> None:
 def test_fp8_caches_stay_close() -> None:
     """Byte caches change logits by their rounding, not by garbage."""
     model = small(kv_lora_rank=128)
+    model.selection = "dense"  # so that no near tie of the selection adds to the rounding
     ids = random_ids(2, 40, seed=8)
     plain = model(ids, cache=model.make_cache(2, 40))
     fp8 = model(ids, cache=model.make_cache(2, 40, kv_format="fp8_ds_mla"))
     error = (fp8 - plain).abs().mean() / plain.std()
-    assert 0 < error < 0.15
+    assert 0 < error < 0.1
 
 
 def test_first_shared_layer_and_short_patterns_are_refused() -> None:
