@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from glm5sdk.ops._checks import check_range
-from glm5sdk.ops._mla import per_head, rotate, scaled_rms
+from glm5sdk.ops._math import accumulate, accumulator
+from glm5sdk.ops._mla import per_head, rotate, scaled_rms, scaled_rms_backward
 from glm5sdk.ops._test_inputs import rope_inputs
-from glm5sdk.ops._weights import project
+from glm5sdk.ops._weights import dequantize_weight, gradient_target, project
 from glm5sdk.ops.linear import linear
 from glm5sdk.ops.mla.mla_expand_values import mla_expand_values
 from glm5sdk.ops.norm.rms_norm import rms_norm
@@ -70,6 +71,52 @@ def composed(
     return torch.cat([absorbed, q_rope], dim=-1), torch.cat([k_latent, k_rope], dim=-1), q_latent
 
 
+def backward(
+    grad_q: Tensor,
+    grad_kv: Tensor,
+    grad_q_latent: Tensor,
+    hidden: Tensor,
+    w_q_a: WeightLike,
+    q_a_norm: Tensor,
+    w_q_b: WeightLike,
+    w_kv_a: WeightLike,
+    kv_a_norm: Tensor,
+    w_uk: WeightLike,
+    positions: Tensor,
+    cos_sin: Tensor,
+    eps: float,
+    interleaved: bool,
+) -> tuple[Tensor, ...]:
+    """The chain rule by hand: three products are recomputed; a rotation's gradient is the rotation back."""
+    a, acc = hidden.dtype, accumulator(hidden.dtype)
+    rows, (heads, latent, nope) = len(hidden), w_uk.shape
+    back = torch.cat([cos_sin[:, : cos_sin.shape[1] // 2], -cos_sin[:, cos_sin.shape[1] // 2 :]], dim=1)
+    raw_q_latent, raw_kv = project(hidden, w_q_a).to(a), project(hidden, w_kv_a).to(a)
+    q_latent = scaled_rms(raw_q_latent, q_a_norm, eps)
+    q_nope = accumulate(project(q_latent, w_q_b).to(a)).view(rows, heads, -1)[..., :nope]
+    absorbed, key = accumulate(grad_q[..., :latent]), accumulate(grad_kv)
+
+    d_q = torch.empty(rows, heads, nope + cos_sin.shape[1], dtype=acc, device=hidden.device)
+    d_q[..., :nope] = (absorbed.transpose(0, 1) @ dequantize_weight(w_uk, acc)).transpose(0, 1)
+    d_q[..., nope:] = rotate(accumulate(grad_q[..., latent:]), positions, back, interleaved)
+    d_q = d_q.flatten(1)
+    d_q_latent = (d_q @ dequantize_weight(w_q_b, acc)).add_(grad_q_latent)
+    d_raw_q_latent, d_q_norm = scaled_rms_backward(d_q_latent, raw_q_latent, q_a_norm, eps)
+    d_latent, d_kv_norm = scaled_rms_backward(key[:, :latent], raw_kv[:, :latent], kv_a_norm, eps)
+    d_kv = torch.cat([d_latent, rotate(key[:, None, latent:], positions, back, interleaved)[:, 0]], dim=1)
+    d_hidden = (d_raw_q_latent @ dequantize_weight(w_q_a, acc)).addmm_(d_kv, dequantize_weight(w_kv_a, acc))
+
+    def outer(w: WeightLike, d: Tensor, x: Tensor) -> Tensor:
+        """d^T x, or zero for a quantised weight."""
+        return (d.mT @ accumulate(x)).to(a) if isinstance(w, Tensor) else gradient_target(w, acc).to(a)
+
+    d_w_uk = outer(w_uk, absorbed.transpose(0, 1), q_nope.transpose(0, 1))
+    return (
+        d_hidden.to(a), outer(w_q_a, d_raw_q_latent, hidden), d_q_norm, outer(w_q_b, d_q, q_latent),
+        outer(w_kv_a, d_kv, hidden), d_kv_norm, d_w_uk,
+    )  # fmt: skip
+
+
 @op(
     inputs=INPUTS,
     outputs={"q": "a[T, H, C+R]", "kv": "a[T, C+R]", "q_latent": "a[T, Q]"},
@@ -77,6 +124,7 @@ def composed(
     where=("R % 2 == 0",),
     grad=("hidden", "w_q_a", "q_a_norm", "w_q_b", "w_kv_a", "kv_a_norm", "w_uk"),
     composed=composed,
+    backward=backward,
     cost=cost,
     tests=TestRules(
         make_inputs=rope_inputs,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from glm5sdk.ops._math import accumulate
-from glm5sdk.ops._mla import scaled_rms
+from glm5sdk.ops._mla import scaled_rms, scaled_rms_backward
 from glm5sdk.ops.norm.add import add
 from glm5sdk.ops.norm.rms_norm import rms_norm
 from glm5sdk.registry import Cost, TestRules, op
@@ -23,11 +23,22 @@ def composed(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[T
     return rms_norm(total, weight, eps), total
 
 
+def backward(
+    grad_y: Tensor, grad_residual_out: Tensor, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Both addends get the gradient of their sum."""
+    total = (accumulate(x) + accumulate(residual)).to(x.dtype)
+    dx, dweight = scaled_rms_backward(grad_y, total, weight, eps)
+    dx = dx.add_(grad_residual_out).to(x.dtype)
+    return dx, dx.clone(), dweight
+
+
 @op(
     inputs={"x": "a[T, N]", "residual": "a[T, N]", "weight": "a[N]"},
     outputs={"y": "a[T, N]", "residual_out": "a[T, N]"},
     rows="T",
     grad=("x", "residual", "weight"),
+    backward=backward,
     composed=composed,
     cost=cost,
     tests=TestRules(geometries=({"T": 3, "N": 6144}, {"T": 2, "N": 63}, {"T": 2, "N": 65}, {"T": 0, "N": 7})),

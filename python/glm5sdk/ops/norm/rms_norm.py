@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from glm5sdk.ops._math import accumulate
+from glm5sdk.ops._mla import scaled_rms_backward
 from glm5sdk.registry import Cost, TestRules, op
 
 
@@ -15,11 +16,17 @@ def cost(axes: Mapping[str, int], size: int) -> Cost:
     return Cost(4 * elements, size * (elements + axes["N"]), size * elements)
 
 
+def backward(grad_y: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    dx, dweight = scaled_rms_backward(grad_y, x, weight, eps)
+    return dx.to(x.dtype), dweight
+
+
 @op(
     inputs={"x": "a[T, N]", "weight": "a[N]"},
     outputs={"y": "a[T, N]"},
     rows="T",
     grad=("x", "weight"),
+    backward=backward,
     cost=cost,
     tests=TestRules(geometries=({"T": 3, "N": 6144}, {"T": 2, "N": 63}, {"T": 2, "N": 65}, {"T": 0, "N": 7})),
 )
