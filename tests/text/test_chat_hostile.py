@@ -62,7 +62,7 @@ def _refused(source: str, errors: type[Exception] | tuple[type[Exception], ...])
     begin = time.monotonic()
     with pytest.raises(errors, match="chat template: "):
         ChatTemplate(source, limits=LIMITS).render([{"role": "user", "content": "x"}])
-    assert time.monotonic() - begin < 10  # far above what it takes, far below what it asks for
+    assert time.monotonic() - begin < 30  # far above what it takes, far below what it asks for
 
 
 @pytest.mark.parametrize("source", ESCAPES)
