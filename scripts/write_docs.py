@@ -32,7 +32,8 @@ who implements what on this machine, `glm5sdk.explain(op, ...)` why.
 ## Dtypes
 
 `a` is the activation dtype of the call (f32, bf16, f16; f64 on the reference), `f32` means f64 when `a` is f64.
-`W[...]` is a weight: a plain tensor of dtype `a`, or a prepared `Weight`. `?` may be None, `= X` is an int that names an axis.
+`W[...]` is a weight: a plain tensor of dtype `a`, or a prepared `Weight`. `?` may be None, `= X` is an int that names
+an axis.
 
 ## Caches
 
@@ -41,7 +42,8 @@ who implements what on this machine, `glm5sdk.explain(op, ...)` why.
   (value = fp8 * scale, any positive scale), bf16 rope part, never quantised; 656 bytes a row for GLM-5.
 - Index keys, `plain`: `a[P, S, Di]`. `fp8`: `u8[P, S*(Di+4)]`: the e4m3 bytes of all tokens of the page, then one
   f32 scale a token.
-- `slots[T]`: physical row `page * S + offset`, -1 writes nothing. `block_table[B, M]`: physical page of each logical one.
+- `slots[T]`: physical row `page * S + offset`, -1 writes nothing. `block_table[B, M]`: physical page of each logical
+  one.
   `request_ids[T]`: -1 marks a padding row: output 0, lse -inf, indices -1. `kv_lens[T]`: keys a token may see.
 - Selections are logical positions within the request, strictly ascending, then -1.
 

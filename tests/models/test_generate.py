@@ -81,7 +81,9 @@ def test_config_stops_apply_unless_ignored(model: Glm5ForCausalLM) -> None:
 
 def test_seeds_decide_draws(model: Glm5ForCausalLM) -> None:
     ids = random_ids(1, 9, seed=7, vocab=64)
-    draws = [model.generate(ids, max_new_tokens=12, temperature=1.5, ignore_eos=True, seed=s).tolist() for s in (1, 1, 2)]
+    draws = [
+        model.generate(ids, max_new_tokens=12, temperature=1.5, ignore_eos=True, seed=s).tolist() for s in (1, 1, 2)
+    ]
     assert draws[0] == draws[1]
     assert draws[0] != draws[2]
 
