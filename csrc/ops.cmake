@@ -8,6 +8,8 @@ set(GLM5_OPS
   grouped_gemm
   layer_norm
   linear
+  linear_cross_entropy
+  linear_entropy
   mla_expand_values
   moe_experts
   moe_gate
