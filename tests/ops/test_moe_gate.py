@@ -142,7 +142,7 @@ def test_traces_with_gradients() -> None:
         ({"topk": 1, "n_group": 3}, "n_group is 3"),
         ({"topk": 1, "n_group": 2, "topk_group": 3}, "topk_group is 3"),
         ({"topk": 1, "score": "relu"}, "score is 'relu'"),
-        ({"topk": 1, "temperature": 0.0}, "temperature is 0.0"),
+        ({"topk": 1, "temperature": 0.0}, "temperature is 0"),
     ],
 )
 def test_options_that_do_not_fit(options: dict, message: str) -> None:

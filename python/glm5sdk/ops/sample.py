@@ -61,6 +61,15 @@ def compare(arguments: Mapping[str, Any], got: Sequence[Tensor], want64: Sequenc
     torch.testing.assert_close(logprob.double(), want, rtol=slack, atol=slack)
 
 
+def greedy_is_best(arguments: Mapping[str, Any], outs: Sequence[Tensor]) -> None:
+    """Tokens exist, log-probabilities are not positive, and greedy rows take the first best logit."""
+    ids, logprob, processed = outs
+    logits, greedy = arguments["logits"], arguments["temperature"] <= 0
+    assert bool(((ids >= 0) & (ids < logits.shape[1])).all()), "an id is no token"
+    assert bool(((logprob <= 1e-4) & (processed <= 1e-4)).all()), "a log-probability is positive"
+    assert torch.equal(ids[greedy], logits.argmax(1)[greedy]), "a greedy row did not take the first best logit"
+
+
 def keep(ordered: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """Which ranks [B, V] survive, given scaled logits in descending order; rank 0 always does."""
     rank = torch.arange(ordered.shape[1], device=ordered.device)
@@ -105,6 +114,7 @@ def scores(
     tests=TestRules(
         make_inputs=make_inputs,
         compare=compare,
+        properties=(greedy_is_best,),
         geometries=(
             {"B": 0, "V": 7},
             {"B": 8, "V": 1},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,13 @@ def make_inputs(axes: Mapping[str, int], dtype: torch.dtype, generator: torch.Ge
     """Targets of which a fifth is ignored."""
     targets = torch.randint(0, axes["V"], (axes["T"],), generator=generator)
     return {"targets": torch.where(torch.rand(axes["T"], generator=generator) < 0.2, -100, targets)}
+
+
+def ignored_or_positive(arguments: Mapping[str, Any], outs: Sequence[Tensor]) -> None:
+    """No loss is negative but for rounding, and an ignored row's is 0."""
+    loss, lse = outs
+    assert bool((loss >= -1e-5 * lse.abs().clamp(min=1)).all()), "a loss is negative"
+    assert not loss[arguments["targets"] == -100].any(), "an ignored row has a loss"
 
 
 def backward(
@@ -54,6 +61,7 @@ def backward(
     cost=cost,
     tests=TestRules(
         make_inputs=make_inputs,
+        properties=(ignored_or_positive,),
         geometries=(
             {"T": 0, "N": 7, "V": 5},
             {"T": 1, "N": 1, "V": 1},

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +18,12 @@ from glm5sdk.registry import Cost, TestRules, WeightLike, op
 def cost(axes: Mapping[str, int], size: int) -> Cost:
     t, n, v = axes["T"], axes["N"], axes["V"]
     return Cost(2 * t * n * v + 6 * t * v, size * (t * n + n * v), 4 * t)
+
+
+def between_sure_and_flat(arguments: Mapping[str, Any], outs: Sequence[Tensor]) -> None:
+    """0 <= entropy <= log V."""
+    limit = math.log(arguments["lm_head"].shape[0])
+    assert bool(((outs[0] >= -1e-4) & (outs[0] <= limit + 1e-4)).all()), f"an entropy is outside [0, {limit}]"
 
 
 def surprise(logits: Tensor) -> Tensor:
@@ -46,6 +54,7 @@ def backward(grad_entropy: Tensor, hidden: Tensor, lm_head: WeightLike) -> tuple
     backward=backward,
     cost=cost,
     tests=TestRules(
+        properties=(between_sure_and_flat,),
         geometries=(
             {"T": 0, "N": 7, "V": 5},
             {"T": 1, "N": 1, "V": 1},

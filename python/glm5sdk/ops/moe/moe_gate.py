@@ -62,6 +62,16 @@ def make_inputs(axes: Mapping[str, int], dtype: torch.dtype, generator: torch.Ge
     return {"bias": bias.round() if exact else bias, "topk": axes["A"]}
 
 
+def ascending_and_normalised(arguments: Mapping[str, Any], outs: Sequence[Tensor]) -> None:
+    """Ids are distinct experts in ascending order; renormalised weights sum to `scale`."""
+    ids, weights = outs
+    assert bool(((ids >= 0) & (ids < arguments["w"].shape[0])).all()), "an id is no expert"
+    assert bool((ids[:, 1:] > ids[:, :-1]).all()), "ids do not ascend"
+    assert bool((weights >= 0).all()), "a weight is negative"
+    if arguments["renormalise"]:
+        torch.testing.assert_close(weights.double().sum(1), torch.full_like(weights[:, 0].double(), arguments["scale"]))
+
+
 def compare(arguments: Mapping[str, Any], got: Sequence[Tensor], want64: Sequence[Tensor], tolerance: float) -> None:
     """Ids where the choice is clear in float64; weights of the ids that were chosen, everywhere."""
     ids, weights = got
@@ -143,6 +153,7 @@ def weigh(chosen: Tensor, renormalise: bool, scale: float) -> Tensor:
             {"score": "softmax", "renormalise": False, "bias": None, "temperature": 0.5},
         ),
         exact_outputs=("ids",),
+        properties=(ascending_and_normalised,),
         compare=compare,
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,18 @@ def cost(axes: Mapping[str, int], size: int) -> Cost:
 
 def make_inputs(axes: Mapping[str, int], dtype: torch.dtype, generator: torch.Generator, exact: bool) -> dict[str, Any]:
     return {"ids": absent_ids(axes["T"], axes["A"], axes["E"], generator), "num_experts": axes["E"]}
+
+
+def every_slot_once(arguments: Mapping[str, Any], outs: Sequence[Tensor]) -> None:
+    """Each present slot has one row, under its own expert; the rest is zero."""
+    rows, row_ids, offsets = outs
+    ids, count = arguments["ids"].reshape(-1), int(offsets[-1])
+    slots = row_ids[:count].long()
+    assert torch.equal(slots.sort().values, (ids >= 0).nonzero()[:, 0]), "row_ids are not the present slots"
+    owner = torch.repeat_interleave(offsets.diff().long())
+    assert torch.equal(ids[slots].long(), owner), "a row lies outside its expert's range"
+    assert not rows[count:].any(), "a row past the last is not zero"
+    assert bool((row_ids[count:] == -1).all()), "a row past the last has a slot"
 
 
 def backward(grad_rows: Tensor, x: Tensor, ids: Tensor, num_experts: int) -> Tensor:
@@ -45,6 +57,7 @@ def backward(grad_rows: Tensor, x: Tensor, ids: Tensor, num_experts: int) -> Ten
             {"T": 65, "A": 8, "N": 12, "E": 256},
             {"T": 2, "A": 8, "N": 6144, "E": 256},
         ),
+        properties=(every_slot_once,),
         exact_outputs=("rows", "row_ids", "offsets"),
     ),
 )
