@@ -19,4 +19,7 @@ set(GLM5_OPS
   rope
   silu_and_mul
   sparse_flash_attention
+  topk_indexer
+  topk_indexer_with_scores
+  window_stride_indices
 )
