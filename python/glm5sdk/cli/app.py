@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 import glm5sdk
-from glm5sdk.core.errors import Glm5Error
+from glm5sdk.core.errors import ContractError, Glm5Error
 
 __all__ = ["app", "run"]
 
@@ -136,3 +136,39 @@ def convert(
     from glm5sdk.cli.convert import convert_checkpoint
 
     convert_checkpoint(console, source, target, dtype, max_shard_gb)
+
+
+@app.command()
+def train(
+    data: Annotated[list[Path], typer.Argument(help="Text files, or folders of them (.txt, .md, .py).")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for checkpoints, the model and the plot.")],
+    model: Annotated[str, typer.Option(help="Preset to train from nothing.")] = "tiny",
+    start: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Checkpoint folder to start from instead of a preset."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")] = False,
+    minutes: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(help="Length of the whole recipe; 2 when neither this nor --steps is given."),
+    ] = None,
+    steps: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(help="Length of the whole recipe in steps."),
+    ] = None,
+    optimizer: Annotated[str, typer.Option(help="muon or adamw.")] = "muon",
+    batch_size: Annotated[int, typer.Option(help="Sequences a step.")] = 8,
+    seq_len: Annotated[int, typer.Option(help="Tokens a sequence.")] = 256,
+    seed: Annotated[int, typer.Option(help="Of weights and data order.")] = 0,
+    save_every: Annotated[int, typer.Option(help="Steps between resumable checkpoints; 0: at the end.")] = 0,
+    backend: Backends = None,
+) -> None:
+    """Train a small model by GLM-5's recipe: dense, then the indexer by KL, then sparse."""
+    from glm5sdk.cli.train import train_model
+
+    if minutes is not None and steps is not None:
+        raise ContractError("train: both --minutes and --steps were given, needs one of them")
+    train_model(
+        console, data, out, model, start, resume, minutes, steps, optimizer, batch_size, seq_len, seed, save_every,
+        backend or [],
+    )  # fmt: skip
