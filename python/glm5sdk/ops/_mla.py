@@ -108,28 +108,49 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of q and of the cache (zero unless `plain`) for both attention ops, in the accumulator, rounded once.
 
-    With p the softmax and d = grad_out . value: d score = p * (d - sum p * d + grad_lse). Groups add up in order, so the
-    sum over rows that share a key is deterministic.
+    With p the softmax and d = grad_out . value: d score = p * (d - grad_out . out + grad_lse). Groups and their chunks
+    add up in order, so the sum over rows that share a key is deterministic.
     """
     acc = accumulator(q.dtype)
-    plain_cache = kv_cache.is_floating_point()
     dq = torch.zeros_like(q, dtype=acc)
-    dcache = torch.zeros_like(kv_cache, dtype=acc)
-    flat = dcache.view(-1, kv_cache.shape[-1])
+    dcache = q.new_zeros(*kv_cache.shape[:2], q.shape[-1], dtype=acc)  # by its rule, whatever bytes a row has
+    flat = dcache.flatten(0, 1)
     for group in groups:
         keys = read_kv_rows(kv_cache, group.slots, v_dim, format, acc)
-        rows, g = accumulate(q.index_select(0, group.rows)), grad_out.index_select(0, group.rows).to(acc)
-        p = (rows @ keys.T).mul_(scale).masked_fill_(~group.visible, -torch.inf).softmax(-1)
-        p.masked_fill_(~group.visible.any(-1, keepdim=True), 0.0)
-        d = g @ keys[:, :v_dim].T
-        shift = (p * d).sum(-1) - grad_lse.index_select(0, group.rows).to(acc)
-        d.sub_(shift[..., None]).mul_(p)
-        dq.index_copy_(0, group.rows, (d @ keys).mul_(scale))
-        if plain_cache:
-            dkeys = d.flatten(0, 1).T @ rows.flatten(0, 1) * scale
-            dkeys[:, :v_dim].addmm_(p.flatten(0, 1).T, g.flatten(0, 1))
+        dkeys = torch.zeros_like(keys)
+        for rows, visible in zip(group.rows.split(_CHUNK), group.visible.split(_CHUNK), strict=True):
+            # Causal rows see a prefix: the rest of the keys is not worth multiplying with. Chunks also stay in cache.
+            seen = visible.flatten(0, 1).any(0).nonzero()
+            n = int(seen[-1]) + 1 if len(seen) else 0
+            given = (grad_out.index_select(0, rows).to(acc), grad_lse.index_select(0, rows).to(acc))
+            part = _attend_backward(
+                *given, accumulate(q.index_select(0, rows)), keys[:n], visible[..., :n], scale, v_dim
+            )
+            dq.index_copy_(0, rows, part[0])
+            dkeys[:n] += part[1]
+        if kv_cache.is_floating_point():
             flat.index_add_(0, group.slots, dkeys)
     return dq.to(q.dtype), dcache.to(q.dtype)
+
+
+_CHUNK = 64  # rows
+
+
+def _attend_backward(
+    grad_out: Tensor, grad_lse: Tensor, q: Tensor, keys: Tensor, visible: Tensor, scale: float, v_dim: int
+) -> tuple[Tensor, Tensor]:
+    """Gradients of `attend`, everything in the accumulator: of q [t, H, L] and of keys [n, L]."""
+    hidden = torch.zeros(visible.shape, dtype=q.dtype, device=q.device).masked_fill_(~visible, -torch.inf)
+    p = (q @ keys.T).mul_(scale).add_(hidden).softmax(-1)
+    empty = ~visible.any(-1, keepdim=True)
+    if bool(empty.any()):
+        p = p.masked_fill(empty, 0.0)
+    values = keys[:, :v_dim]
+    shift = (grad_out * (p @ values)).sum(-1) - grad_lse
+    d = (grad_out @ values.T).sub_(shift[..., None]).mul_(p)
+    dkeys = d.flatten(0, 1).T @ q.flatten(0, 1) * scale
+    dkeys[:, :v_dim] += p.flatten(0, 1).T @ grad_out.flatten(0, 1)
+    return (d @ keys).mul_(scale), dkeys
 
 
 def index_scores(iq: Tensor, iw: Tensor, keys: Tensor) -> Tensor:
