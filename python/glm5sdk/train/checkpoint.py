@@ -20,7 +20,9 @@ STATE = "trainer.pt"
 _FOLDER = re.compile(r"step-(\d{8})")
 
 
-def save_state(folder: str | PathLike[str], model: Glm5ForCausalLM, state: dict[str, Any], step: int, keep: int) -> Path:
+def save_state(
+    folder: str | PathLike[str], model: Glm5ForCausalLM, state: dict[str, Any], step: int, keep: int
+) -> Path:
     """Write `folder`/step-<number>: first under a hidden name, then renamed, then older ones removed.
 
     Args:

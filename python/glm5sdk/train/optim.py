@@ -66,9 +66,7 @@ class Optimizer:
                 (tables if parameter.dim() > 1 else vectors).append(parameter)
         groups = [{"params": tables, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         # Its fused form updates all parameters in one call; plain loops cost more than the arithmetic at these sizes.
-        self._adamw = torch.optim.AdamW(
-            groups, lr=config.adamw_lr, betas=config.betas, eps=config.eps, fused=True
-        )
+        self._adamw = torch.optim.AdamW(groups, lr=config.adamw_lr, betas=config.betas, eps=config.eps, fused=True)
         self._muon = (
             Muon(matrices, config.muon_lr, config.momentum, config.orthogonal_steps, config.weight_decay)
             if matrices
@@ -115,7 +113,9 @@ class Optimizer:
             try:
                 optimizer.load_state_dict(state[type(optimizer).__name__])
             except (ValueError, KeyError) as error:
-                raise CheckpointError(f"optimizer: saved state is of another model ({error}), needs this one") from error
+                raise CheckpointError(
+                    f"optimizer: saved state is of another model ({error}), needs this one"
+                ) from error
 
     def _pairs(self) -> Iterator[tuple[torch.optim.Optimizer, float]]:
         if self._muon is not None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from glm5sdk.core.errors import CheckpointError, ContractError
 from glm5sdk.models.glm5 import Glm5Config, Glm5ForCausalLM, preset
 from glm5sdk.train.bpe import END, save_tokenizer, train_tokenizer
-from glm5sdk.train.checkpoint import latest_checkpoint, load_state, load_weights, save_state
+from glm5sdk.train.checkpoint import latest_checkpoint, load_state, save_state
 from glm5sdk.train.config import TrainConfig
 from glm5sdk.train.data import Windows, byte_lengths, find_texts, split_files, tokenise
 from glm5sdk.train.evaluate import Score, evaluate
@@ -199,9 +199,7 @@ def _base_config(config: TrainConfig, source: Path | None) -> Glm5Config:
     return base.replace(dtype="float32")
 
 
-def _tokenizer(
-    source: Path | None, files: list[Path], vocab_size: int, progress: Progress
-) -> tokenizers.Tokenizer:
+def _tokenizer(source: Path | None, files: list[Path], vocab_size: int, progress: Progress) -> tokenizers.Tokenizer:
     if source is None:
         progress.say("training the tokenizer")
         return train_tokenizer(files, vocab_size)

@@ -167,7 +167,9 @@ class Trainer:
             self._phase_steps, self._phase_seconds = int(state["phase_steps"]), float(state["phase_seconds"])
             self.history = [Record(**record) for record in state["history"]]
         except (KeyError, TypeError) as error:
-            raise CheckpointError(f"trainer: saved state lacks or has too much ({error}), needs this version's") from error
+            raise CheckpointError(
+                f"trainer: saved state lacks or has too much ({error}), needs this version's"
+            ) from error
 
     def _batch(self) -> Batch:
         batch = self.batches.batch(self.step)
