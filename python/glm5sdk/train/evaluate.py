@@ -67,7 +67,6 @@ def evaluate(
 
 def accuracy(model: Glm5ForCausalLM, batch: Batch, selection: Selection | None = None) -> float:
     """Share of the targets that count which the model's most likely token hits."""
-    sequences, length = batch.ids.shape
     with selecting(model, model.selection if selection is None else selection), torch.no_grad():
         logits = model(batch.ids)
     counts = batch.targets != IGNORED

@@ -13,8 +13,8 @@ from glm5sdk import ops
 from glm5sdk.core.errors import ContractError
 from glm5sdk.models.glm5 import Glm5ForCausalLM
 from glm5sdk.nn.token_batch import TokenBatch
-from glm5sdk.train.data import IGNORED, Batch
 from glm5sdk.train.config import Phase
+from glm5sdk.train.data import IGNORED, Batch
 
 __all__ = ["Losses", "balance_routers", "compute_losses", "freeze", "language_loss"]
 
@@ -58,14 +58,15 @@ def freeze(model: Glm5ForCausalLM, kind: str) -> None:
 def compute_losses(model: Glm5ForCausalLM, batch: Batch, phase: Phase, mtp_weight: float, kl_weight: float) -> Losses:
     """Forward pass of one phase; call `total.backward()` on the result.
 
-    The model's `selection` must be the phase's : "dense" but in a sparse phase. The indexers' loss has no gradient outside them:
-    their inputs and the attention they imitate are detached.
+    The model's `selection` must be "dense", or its own in a sparse phase. The indexers' loss has no gradient outside
+    them: their inputs and the attention they imitate are detached.
 
     Args:
         model: frozen for the phase.
         batch: i64 [B, S] ids and targets.
         phase: decides the losses.
-        mtp_weight, kl_weight: see TrainConfig; while only the indexers train their weight is 1.
+        mtp_weight: see TrainConfig.
+        kl_weight: see TrainConfig; while only the indexers train it is 1.
     """
     sequences, length = batch.ids.shape
     tokens = TokenBatch.packed([length] * sequences, model.device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import sys
-import time
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
