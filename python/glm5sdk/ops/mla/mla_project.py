@@ -93,7 +93,7 @@ def backward(
     back = torch.cat([cos_sin[:, : cos_sin.shape[1] // 2], -cos_sin[:, cos_sin.shape[1] // 2 :]], dim=1)
     raw_q_latent, raw_kv = project(hidden, w_q_a).to(a), project(hidden, w_kv_a).to(a)
     q_latent = scaled_rms(raw_q_latent, q_a_norm, eps)
-    q_nope = accumulate(project(q_latent, w_q_b).to(a)).view(rows, heads, -1)[..., :nope]
+    q_nope = accumulate(project(q_latent, w_q_b).to(a)).view(rows, heads, nope + cos_sin.shape[1])[..., :nope]
     absorbed, key = accumulate(grad_q[..., :latent]), accumulate(grad_kv)
 
     d_q = torch.empty(rows, heads, nope + cos_sin.shape[1], dtype=acc, device=hidden.device)
