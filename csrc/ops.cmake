@@ -17,6 +17,7 @@ set(GLM5_OPS
   moe_unpermute
   rms_norm
   rope
+  sample
   silu_and_mul
   sparse_flash_attention
   topk_indexer
