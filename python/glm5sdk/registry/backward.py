@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from glm5sdk.registry.shapes import AxisRule, TensorRule, parse_rule
-from glm5sdk.registry.torch_op import gradients_of
+from glm5sdk.registry.torch_op import gradients_of, owned
 
 if TYPE_CHECKING:
     from glm5sdk.registry.spec import Op
@@ -91,13 +91,13 @@ def reference_backward(op: Op[..., Any], rules: BackwardRules, body: Callable[..
 
     def backward(*args: Any) -> Any:
         if body is not None:
-            return body(*args)
+            return owned(body(*args), args)
         count = len(rules.grad_outputs)
         shape_of = partial(gradient_shape, op, rules, args[count:])
         found = gradients_of(
             op.reference, op.signature, op.grad, rules.grad_outputs, args[:count], args[count:], shape_of
         )
-        return found[0] if len(found) == 1 else found
+        return owned(found[0] if len(found) == 1 else found, args)
 
     backward.__name__ = f"{op.name}_bwd"
     backward.__doc__ = (

@@ -21,7 +21,7 @@ from glm5sdk.registry.shapes import AxisRule, TensorRule
 if TYPE_CHECKING:
     from glm5sdk.registry.spec import Op
 
-__all__ = ["TorchView", "gradients_of", "is_compiling"]
+__all__ = ["TorchView", "gradients_of", "is_compiling", "owned"]
 
 NAMESPACE = "glm5"
 _library = Library(NAMESPACE, "DEF")
@@ -221,6 +221,16 @@ def gradients_of(
             grad = torch.zeros(shape, dtype=leaf.dtype if leaf is not None else dtype, device=device)
         result.append(grad.contiguous())
     return tuple(result)
+
+
+def owned(results: Any, args: Sequence[Any]) -> Any:
+    """Results in storage of their own: a sum's gradient is its output's, but torch forbids ops to return inputs."""
+    taken = {t.untyped_storage().data_ptr() for t in args if isinstance(t, Tensor)}
+    owned = []
+    for result in (results,) if isinstance(results, Tensor) else results:
+        owned.append(result.clone() if result.untyped_storage().data_ptr() in taken else result)
+        taken.add(owned[-1].untyped_storage().data_ptr())
+    return owned[0] if isinstance(results, Tensor) else tuple(owned)
 
 
 def _autograd_keys() -> Any:

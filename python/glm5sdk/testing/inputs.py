@@ -12,7 +12,7 @@ from torch import Tensor
 
 from glm5sdk.core.errors import ContractError
 from glm5sdk.registry import CATALOGUE, Impl, Op, TestRules, Weight
-from glm5sdk.registry.device import dtype_name, named_dtype
+from glm5sdk.registry.device import ACTIVATIONS, dtype_name, named_dtype
 from glm5sdk.registry.formats import cache_shape
 from glm5sdk.registry.shapes import AxisRule, TensorRule
 from glm5sdk.registry.spec import BATCH_AXES
@@ -244,12 +244,12 @@ def as_device(values: Mapping[str, Any], device: str) -> dict[str, Any]:
 
 
 def widen(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same values in float64, dtype options too; integers, byte caches and quantised weights stay."""
+    """The same values in float64, float dtypes among the options too; integers, bytes and quantised weights stay."""
     wide: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Tensor) and value.is_floating_point() and value.element_size() > 1:
             wide[name] = value.double()
-        elif isinstance(value, torch.dtype):
+        elif isinstance(value, torch.dtype) and value in ACTIVATIONS:
             wide[name] = torch.float64
         else:
             wide[name] = value.clone() if isinstance(value, Tensor) else value

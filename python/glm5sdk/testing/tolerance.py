@@ -108,7 +108,7 @@ def _close(name: str, got: Tensor, same: Tensor, want: Tensor, allowed: float, f
     if got.shape != want.shape or got.dtype != same.dtype:
         raise CheckFailed("right", f"{name} is {got.dtype} {tuple(got.shape)}, needs {same.dtype} {tuple(want.shape)}")
     special = ~want.isfinite()
-    wrong = special & ~((got.double() == want) | (got.isnan() & want.isnan()))
+    wrong = special & ~((got.double() == want) | (got.double().isnan() & want.isnan()))
     if bool(wrong.any()):
         place = wrong.nonzero()[0].tolist()
         raise CheckFailed("right", f"{name}{place} is {got[tuple(place)].item()}, needs {want[tuple(place)].item()}")

@@ -1,0 +1,27 @@
+"""Once per op, under the backend's selection: what the op is to torch."""
+
+from __future__ import annotations
+
+import pytest
+
+from glm5sdk.registry import get_op, use
+from glm5sdk.testing.torch_checks import check_compile, check_gradients, check_opcheck
+
+
+def test_opcheck(op_name: str, backend: str) -> None:
+    with use(backend):
+        check_opcheck(get_op(op_name))
+
+
+def test_compiles_into_one_graph(op_name: str, backend: str) -> None:
+    with use(backend):
+        check_compile(get_op(op_name))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_gradients(op_name: str, backend: str, dtype: str) -> None:
+    op = get_op(op_name)
+    if op.backward is None:
+        pytest.skip(f"{op_name} has no gradient")
+    with use(backend):
+        check_gradients(op, dtype)
