@@ -40,9 +40,32 @@ GLM5_INLINE void store_bytes(uint8_t* p, u8v v, Part part) {
 #endif
 }
 
+// Spelled out per level: GCC 12 takes the vector apart for __builtin_convertvector.
+GLM5_INLINE u32v widen_bytes(u8v v) {
+#if GLM5_LEVEL == 2
+  return (u32v)_mm512_cvtepu8_epi32((__m128i)v);
+#elif GLM5_LEVEL == 1
+  return (u32v)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)v));
+#elif defined(__x86_64__)
+  int bits;
+  std::memcpy(&bits, &v, sizeof bits);
+  const __m128i zero = _mm_setzero_si128();
+  return (u32v)_mm_unpacklo_epi16(_mm_unpacklo_epi8(_mm_cvtsi32_si128(bits), zero), zero);
+#else
+  return __builtin_convertvector(v, u32v);
+#endif
+}
+GLM5_INLINE u8v narrow_to_bytes(u32v v) {
+#if GLM5_LEVEL == 2
+  return (u8v)_mm512_cvtepi32_epi8((__m512i)v);
+#else
+  return __builtin_convertvector(v, u8v);
+#endif
+}
+
 // The values of a vector of codes; exact.
 GLM5_INLINE f32v from_fp8(u8v codes) {
-  const u32v bits = __builtin_convertvector(codes, u32v);
+  const u32v bits = widen_bytes(codes);
   const u32v sign = (bits & 0x80u) << 24;
   const u32v magnitude = bits & 0x7fu;
   const u32v normal = (magnitude << 20) + (120u << 23);  // the exponent's bias is 127 instead of 7
@@ -63,7 +86,7 @@ GLM5_INLINE u8v to_fp8(f32v v) {
   u32v code = magnitude < 0x3c800000u ? denormal : normal;
   code = magnitude >= 0x43e00000u ? u32v{} + 0x7eu : code;
   code = magnitude > 0x7f800000u ? u32v{} + 0x7fu : code;
-  return __builtin_convertvector(sign | code, u8v);
+  return narrow_to_bytes(sign | code);
 }
 
 // Codes of n values that share a scale, which is returned: max(largest magnitude, 1e-4) / 448.
