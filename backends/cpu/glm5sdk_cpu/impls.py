@@ -41,6 +41,8 @@ ROWS = (
     Row("grouped_gemm"),
     Row("layer_norm"),
     Row("linear"),
+    Row("linear_cross_entropy"),
+    Row("linear_entropy"),
     Row("mla_expand_values"),
     Row("moe_experts"),
     Row("moe_gate"),
@@ -48,8 +50,12 @@ ROWS = (
     Row("moe_unpermute"),
     Row("rms_norm"),
     Row("rope"),
+    Row("sample"),
     Row("silu_and_mul"),
     Row("sparse_flash_attention"),
+    Row("topk_indexer"),
+    Row("topk_indexer_with_scores"),
+    Row("window_stride_indices"),
 )
 
 
