@@ -32,7 +32,8 @@ def make_oracle(seed: int = 0, twin: bool = False, **changes: Any) -> torch.nn.M
                 p.normal_(0.0 if name.endswith("bias") else 1.0, 0.2)
             else:
                 p.normal_(0.0, 1.0 / p.shape[-1] ** 0.5)
-        model.model.embed_tokens.weight.normal_(0.0, 1.0)
+        tied = config.tie_word_embeddings
+        model.model.embed_tokens.weight.normal_(0.0, 1.0 / config.hidden_size**0.5 if tied else 1.0)
         for name, b in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 b.copy_(7.0 + 0.01 * torch.randn(b.shape))

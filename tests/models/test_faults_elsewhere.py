@@ -147,7 +147,7 @@ def test_fp8_caches_stay_close() -> None:
     plain = model(ids, cache=model.make_cache(2, 40))
     fp8 = model(ids, cache=model.make_cache(2, 40, kv_format="fp8_ds_mla"))
     error = (fp8 - plain).abs().mean() / plain.std()
-    assert 0 < error < 0.1
+    assert 0 < error < 0.2  # garbage would be about 1
 
 
 def test_first_shared_layer_and_short_patterns_are_refused() -> None:
