@@ -115,6 +115,8 @@ def read_index_rows(cache: Tensor, slots: Tensor, dim: int, format: str, dtype: 
 
 # Who sees what.
 
+_CHUNK = 64
+
 
 @dataclass(frozen=True)
 class KeyGroup:
@@ -131,6 +133,16 @@ class KeyGroup:
     positions: Tensor
     slots: Tensor
     visible: Tensor
+
+    def chunks(self) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """64 rows at a time: (their places, visible [64, G, n], n), the keys past the n-th being visible to none.
+
+        Causal rows see a prefix, so most chunks need less than all keys; and what a chunk computes stays in cache.
+        """
+        for rows, visible in zip(self.rows.split(_CHUNK), self.visible.split(_CHUNK), strict=True):
+            seen = visible.flatten(0, 1).any(0).nonzero()
+            n = int(seen[-1]) + 1 if len(seen) else 0
+            yield rows, visible[..., :n], n
 
 
 def key_groups(

@@ -118,10 +118,7 @@ def attention_backward(
     for group in groups:
         keys = read_kv_rows(kv_cache, group.slots, v_dim, format, acc)
         dkeys = torch.zeros_like(keys)
-        for rows, visible in zip(group.rows.split(_CHUNK), group.visible.split(_CHUNK), strict=True):
-            # Causal rows see a prefix: the rest of the keys is not worth multiplying with. Chunks also stay in cache.
-            seen = visible.flatten(0, 1).any(0).nonzero()
-            n = int(seen[-1]) + 1 if len(seen) else 0
+        for rows, visible, n in group.chunks():
             given = (grad_out.index_select(0, rows).to(acc), grad_lse.index_select(0, rows).to(acc))
             part = _attend_backward(
                 *given, accumulate(q.index_select(0, rows)), keys[:n], visible[..., :n], scale, v_dim
@@ -131,9 +128,6 @@ def attention_backward(
         if kv_cache.is_floating_point():
             flat.index_add_(0, group.slots, dkeys)
     return dq.to(q.dtype), dcache.to(q.dtype)
-
-
-_CHUNK = 64  # rows
 
 
 def _attend_backward(

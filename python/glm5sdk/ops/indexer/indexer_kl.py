@@ -55,6 +55,50 @@ def target_of(group: KeyGroup, q: Tensor, keys: Tensor, lse: Tensor, scale: floa
     return total / torch.where(mass > 0, mass, 1.0)  # no keys, or none that attention can see in this precision: 0
 
 
+def backward(
+    grad_loss: Tensor,
+    iq: Tensor,
+    iw: Tensor,
+    index_cache: Tensor,
+    q: Tensor,
+    kv_cache: Tensor,
+    lse: Tensor,
+    block_table: Tensor,
+    request_ids: Tensor,
+    kv_lens: Tensor,
+    indices: Tensor | None,
+    scale: float,
+    v_dim: int,
+    format: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """d score = grad_loss * (prediction * sum target - target); a head passes it on, times iw, where it is positive."""
+    acc, dim = accumulator(iq.dtype), iq.shape[2]
+    diq, diw = torch.zeros_like(iq, dtype=acc), torch.zeros_like(iw, dtype=acc)
+    dcache = torch.zeros_like(index_cache, dtype=acc)
+    pages, size = index_cache.shape[:2]
+    name, width = "indexer_kl_bwd", iq.shape[1] + 4
+    for group in key_groups(name, block_table, request_ids, pages, size, kv_lens=kv_lens, indices=indices, width=width):
+        keys = read_kv_rows(kv_cache, group.slots, v_dim, format, acc)
+        index_keys = read_index_rows(index_cache, group.slots, dim, format, acc)
+        dkeys = torch.zeros_like(index_keys)
+        for rows, visible, n in group.chunks():
+            part = KeyGroup(rows, group.positions[:n], group.slots[:n], visible)
+            iq_rows, iw_rows = iq.index_select(0, rows).to(acc), iw.index_select(0, rows).to(acc)
+            heads = (iq_rows @ index_keys[:n].T).relu_()
+            scores = (iw_rows[:, None] @ heads)[:, 0].masked_fill_(~visible[:, 0], -torch.inf)
+            prediction = scores.softmax(-1).masked_fill_(~visible[:, 0], 0.0)
+            target = target_of(
+                part, q.index_select(0, rows).to(acc), keys[:n], lse.index_select(0, rows).to(acc), scale
+            )
+            d = (prediction * target.sum(-1, keepdim=True) - target) * grad_loss.index_select(0, rows).to(acc)[:, None]
+            diw.index_copy_(0, rows, (heads @ d[..., None])[..., 0])
+            d_heads = heads.sign_().mul_(iw_rows[..., None]).mul_(d[:, None])
+            diq.index_copy_(0, rows, d_heads @ index_keys[:n])
+            dkeys[:n] += d_heads.flatten(0, 1).T @ iq_rows.flatten(0, 1)
+        dcache.view(-1, dim).index_add_(0, group.slots, dkeys)
+    return diq.to(iq.dtype), diw.to(iw.dtype), dcache.to(index_cache.dtype)
+
+
 @op(
     inputs={
         "iq": "a[T, Hi, Di]",
@@ -72,6 +116,7 @@ def target_of(group: KeyGroup, q: Tensor, keys: Tensor, lse: Tensor, scale: floa
     outputs={"loss": "f32[T]"},
     rows="T",
     grad=("iq", "iw", "index_cache"),
+    backward=backward,
     cost=cost,
     tests=TestRules(
         make_inputs=make_inputs,
