@@ -167,7 +167,8 @@ class PairChecks:
         got = self._call_with(odd)
         if self.impl.kind == "native" or self.impl.invariant:
             self._same("strides", "from inputs with gaps", got, plain)
-        else:  # plain torch may choose another loop for a tensor of one column with a stride of two
+        elif not all(same_bits(got[name], want) for name, want in plain.items()):
+            # Plain torch may choose another loop for a tensor of one column with a stride of two.
             compare_results(self.op, oracle, got, example.exact)
 
     def _threads(self, values: Mapping[str, Any], plain: Mapping[str, Tensor]) -> None:

@@ -58,9 +58,11 @@ def _refused(checks: PairChecks, example: Example) -> None:
     op, impl = checks.op, checks.impl
     try:
         values = as_device(arguments(op, example), checks.device)
-        op.contract.bind(*values.values())
+        info = op.call_info(op.contract.bind(*values.values()))
     except (ContractError, RuntimeError):
         return  # sizes that do not go together say nothing about the envelope
+    if info.dtype != example.dtype:
+        return  # no argument carries the dtype
     with checks.selected():
         explanation = op.explain(*values.values())
         reasons = dict(explanation.choice.rows)[impl]

@@ -18,7 +18,7 @@ __all__ = ["check_rows"]
 
 Call = Callable[[Mapping[str, Any]], dict[str, Tensor]]
 LARGER_BATCHES = (17, 67, 5, 130)
-LARGE = 1 << 22  # elements from which a batch is not enlarged
+LARGE = 1 << 20  # elements beyond which a batch is not enlarged
 
 
 def check_rows(op: Op[..., Any], values: Mapping[str, Any], plain: Mapping[str, Tensor], call: Call, seed: int) -> None:
@@ -52,7 +52,7 @@ def check_rows(op: Op[..., Any], values: Mapping[str, Any], plain: Mapping[str, 
         _compare(op, f"split at {cut}", {**joined, **{n: second[n] for n in op.mutates}}, plain, torch.arange(count))
         return
     size = sum(v.numel() for v in values.values() if isinstance(v, Tensor))
-    extra = 0 if size > LARGE else LARGER_BATCHES[seed % len(LARGER_BATCHES)]
+    extra = min(LARGER_BATCHES[seed % len(LARGER_BATCHES)], LARGE * count // max(size, 1))
     gathered = torch.cat([torch.randint(count, (extra,), generator=generator), order])
     _compare(op, f"gathered into {len(gathered)}", call(take(op, values, gathered)), plain, gathered)
     if count > 1:
