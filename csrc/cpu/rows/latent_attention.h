@@ -8,11 +8,16 @@
 
 namespace glm5::GLM5_LEVEL_NS {
 
+GLM5_INLINE void prefetch_bytes(const void* from, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(from) + i, 0, 2);
+}
+
 // row(slot, buffer): the row as f32, in place where it is stored so, else in the buffer.
 template <class T>
 struct PlainKv {
   const T* rows;
   int64_t width;
+  GLM5_INLINE void prefetch(int64_t slot) const { prefetch_bytes(rows + slot * width, width * sizeof(T)); }
   GLM5_INLINE const float* row(int64_t slot, float* buffer) const {
     if constexpr (sizeof(T) == 4) {
       return rows + slot * width;
@@ -25,6 +30,9 @@ struct PlainKv {
 struct Fp8Kv {
   const uint8_t* rows;
   int64_t latent, rope;
+  GLM5_INLINE void prefetch(int64_t slot) const {
+    prefetch_bytes(rows + slot * fp8_kv_row_bytes(latent, rope), fp8_kv_row_bytes(latent, rope));
+  }
   GLM5_INLINE const float* row(int64_t slot, float* buffer) const {
     read_fp8_kv_row(rows + slot * fp8_kv_row_bytes(latent, rope), latent, rope, buffer);
     return buffer;
@@ -100,6 +108,10 @@ void attend_tokens(const AttentionArguments& a, const Cache& cache, const Keys& 
         const int n = static_cast<int>(count - k < kKeyBlock ? count - k : kKeyBlock);
         for (int j = 0; j < n; ++j) {
           block[j] = cache.row(a.table.slot(requests[t], keys.position(t, h, k + j)), buffer + j * stride);
+        }
+        // Selected rows lie scattered: the next block's arrive while this one is computed.
+        for (int64_t j = k + n; j < count && j < k + n + kKeyBlock; ++j) {
+          cache.prefetch(a.table.slot(requests[t], keys.position(t, h, j)));
         }
         attend_block(group, block, n);
       }
