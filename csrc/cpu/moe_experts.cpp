@@ -74,26 +74,44 @@ struct Chunk {
     for (int64_t t = t0; t < t1; ++t) store_row(sums + (t - t0) * width, width, y + t * n + o0);
   }
 
+  // Tokens and columns of one unit of the second product. Its sums must stay in cache, and there must be units enough
+  // for the threads; among such splits the one that reads least wins: every token part reads the weights once, every
+  // column part the hidden rows.
+  void split_second_product(int64_t* part, int64_t* width) const {
+    const int64_t rows = offsets[shape.count], share = (rows * shape.n * (shape.inner + 1)) >> 16;
+    int64_t experts = 0;
+    for (int64_t e = 0; e < shape.count; ++e) experts += offsets[e + 1] > offsets[e];
+    int64_t wanted = 4 * get_num_threads();
+    if (wanted > share) wanted = share > 1 ? share : 1;
+    int64_t best_units = 0, best_reads = 0;
+    for (int64_t columns = 1;; ++columns) {
+      int64_t w = (shape.n + columns - 1) / columns;
+      w = (w + kTileOuts - 1) / kTileOuts * kTileOuts;
+      int64_t t = kSumBytes / 4 / w;
+      t = t < 1 ? 1 : t > tokens ? tokens : t;
+      const int64_t column_parts = (shape.n + w - 1) / w, token_parts = (tokens + t - 1) / t;
+      int64_t units = column_parts * token_parts;
+      if (units > wanted) units = wanted;
+      const int64_t reads = token_parts * experts * shape.n * static_cast<int64_t>(sizeof(T)) + column_parts * rows * 4;
+      if (units > best_units || (units == best_units && reads < best_reads)) {
+        best_units = units, best_reads = reads, *part = t, *width = w;
+      }
+      if (w == kTileOuts) return;
+    }
+  }
+
   void second_product() const {
     if (shape.n == 0) return;
-    const int64_t work = offsets[shape.count] * shape.n * (shape.inner + 1);
-    int64_t part = kSumBytes / 4 / kPanelOuts;  // tokens
-    if (part > tokens) part = tokens;
-    const int64_t token_parts = (tokens + part - 1) / part;
-    // Columns are split for the threads, and so that the sums of a part stay in cache.
-    int64_t wanted = 4 * get_num_threads();
-    if (wanted > work >> 16) wanted = work >> 16;
-    int64_t width = wanted > token_parts ? (shape.n * token_parts + wanted - 1) / wanted : shape.n;
-    if (width > kSumBytes / 4 / part) width = kSumBytes / 4 / part;
-    width = (width + kTileOuts - 1) / kTileOuts * kTileOuts;
-    const int64_t column_parts = (shape.n + width - 1) / width;
-    parallel_for(
-        token_parts * column_parts, wanted > 1 ? 1 : token_parts * column_parts, [&](int64_t begin, int64_t end) {
-          for (int64_t unit = begin; unit < end; ++unit) {
-            const int64_t t = unit / column_parts * part, o = unit % column_parts * width;
-            second_product(t, t + part < tokens ? t + part : tokens, o, o + width < shape.n ? o + width : shape.n);
-          }
-        });
+    int64_t part = 1, width = kTileOuts;
+    split_second_product(&part, &width);
+    const int64_t column_parts = (shape.n + width - 1) / width, units = (tokens + part - 1) / part * column_parts;
+    const bool small = (offsets[shape.count] * shape.n * (shape.inner + 1)) >> 16 == 0;
+    parallel_for(units, small ? units : 1, [&](int64_t begin, int64_t end) {
+      for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t t = unit / column_parts * part, o = unit % column_parts * width;
+        second_product(t, t + part < tokens ? t + part : tokens, o, o + width < shape.n ? o + width : shape.n);
+      }
+    });
   }
 };
 

@@ -84,14 +84,27 @@ GLM5_INLINE f32v fill_past(f32v v, Part part, float fill) {
 // ---- f32 <-> 16-bit, a vector of values held as f32 or as bits ----
 
 GLM5_INLINE f32v from_bits(bf16, u16v bits) {
+#if GLM5_LEVEL == 2
+  return (f32v)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)bits), 16);
+#elif GLM5_LEVEL == 1
+  return (f32v)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)bits), 16);
+#elif defined(__x86_64__)
+  int64_t all;
+  std::memcpy(&all, &bits, sizeof all);
+  return (f32v)_mm_unpacklo_epi16(_mm_setzero_si128(), _mm_cvtsi64_si128(all));
+#else
   return (f32v)(__builtin_convertvector(bits, u32v) << 16);
+#endif
 }
 
-GLM5_INLINE u16v to_bits(bf16, f32v v) {
+// The bits of a value rounded to nearest even in the upper half, where a bf16 has all of them.
+GLM5_INLINE u32v round_upper_half(f32v v) {
   const u32v bits = (u32v)v;
-  const u32v rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;  // to nearest, ties to even
-  const u32v quiet = (bits >> 16) | 0x40u;                            // a NaN stays one
-  return __builtin_convertvector(v == v ? rounded : quiet, u16v);
+  const u32v rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
+  return v == v ? rounded : (bits & 0xffff0000u) | 0x400000u;  // a NaN stays one
+}
+GLM5_INLINE u16v to_bits(bf16, f32v v) {
+  return __builtin_convertvector(round_upper_half(v) >> 16, u16v);
 }
 
 #if GLM5_LEVEL >= 1
@@ -136,13 +149,18 @@ GLM5_INLINE u16v to_bits(f16, f32v v) {
 #endif
 
 // The value after one rounding to T, still held as f32.
+GLM5_INLINE f32v round_to_type(float, f32v v) {
+  return v;
+}
+GLM5_INLINE f32v round_to_type(bf16, f32v v) {
+  return (f32v)round_upper_half(v);  // without the way through 16 bits
+}
+GLM5_INLINE f32v round_to_type(f16, f32v v) {
+  return from_bits(f16{}, to_bits(f16{}, v));
+}
 template <class T>
 GLM5_INLINE f32v round_to(f32v v) {
-  if constexpr (sizeof(T) == 4) {
-    return v;
-  } else {
-    return from_bits(T{}, to_bits(T{}, v));
-  }
+  return round_to_type(T{}, v);
 }
 
 // ---- memory ----
