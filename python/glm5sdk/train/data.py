@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -64,7 +65,8 @@ def find_texts(paths: Iterable[str | PathLike[str]], suffixes: Sequence[str]) ->
 def split_files(files: Sequence[Path], held_out: float) -> tuple[list[Path], list[Path]]:
     """(train, held-out): files with the smallest hashes of their names are held out, at least one on each side.
 
-    The split depends on names alone, neither on order nor on a seed, so every run is measured on the same text.
+    A name is the path below the folder that all files share. The split depends on names alone, neither on order nor on
+    a seed nor on where the folder lies, so every run is measured on the same text.
 
     Raises:
         ContractError: fewer than two files.
@@ -72,7 +74,9 @@ def split_files(files: Sequence[Path], held_out: float) -> tuple[list[Path], lis
     if len(files) < 2:
         raise ContractError(f"data: number of files is {len(files)}, needs at least 2: one to train on, one held out")
     count = min(max(round(held_out * len(files)), 1), len(files) - 1)
-    ranked = sorted(files, key=lambda f: (hashlib.sha256(f.name.encode()).digest(), str(f)))
+    shared = os.path.commonpath([f.absolute().parent for f in files])
+    names = {f: f.absolute().relative_to(shared).as_posix() for f in files}
+    ranked = sorted(files, key=lambda f: hashlib.sha256(names[f].encode(errors="surrogateescape")).digest())
     return sorted(ranked[count:]), sorted(ranked[:count])
 
 
