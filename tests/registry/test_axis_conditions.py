@@ -21,7 +21,7 @@ def contract(*where: str) -> Contract:
     out = parse_rule("a[T]")
     assert isinstance(out, TensorRule)
     inputs = {"x": parse_rule("a[T, N]"), "extra": parse_rule("i32[T, K]?")}
-    return compile_contract("example", inspect.signature(example), inputs, {"y": out}, (), (), frozenset("T"), where)
+    return compile_contract("example", inspect.signature(example), inputs, {"y": out}, (), frozenset("T"), where)
 
 
 def test_condition_is_checked_and_explained() -> None:

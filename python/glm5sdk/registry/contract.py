@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from glm5sdk.core.errors import ContractError
 from glm5sdk.registry import contract_errors as errors
 from glm5sdk.registry.contract_source import (
+    DTYPE_NAMES,
     BindWriter,
     Rules,
     alloc_source,
@@ -29,6 +30,7 @@ from glm5sdk.registry.contract_source import (
     tuple_of,
     unflatten_source,
 )
+from glm5sdk.registry.contract_scalars import READERS, as_size, scalar_kind, scalar_lines
 from glm5sdk.registry.device import CONTRACT_NAMESPACE
 from glm5sdk.registry.formats import BYTE_FORMATS, cache_shape, page_size_of
 from glm5sdk.registry.shapes import TensorRule
@@ -79,7 +81,6 @@ def compile_contract(
     inputs: Rules,
     outputs: Mapping[str, TensorRule],
     mutates: tuple[str, ...],
-    grad: tuple[str, ...],
     batch_axes: frozenset[str],
     where: Sequence[str] = (),
 ) -> Contract:
@@ -91,9 +92,8 @@ def compile_contract(
         inputs: rule of each tensor, weight and axis argument.
         outputs: rule of each output.
         mutates: arguments written in place.
-        grad: arguments that may carry a gradient.
         batch_axes: axes that selection must not look at.
-        where: what sizes must satisfy beyond the rules, as Python over axis names.
+        where: what sizes and scalars must satisfy beyond the rules, as Python over their names.
     """
     parameters = list(signature.parameters)
     if unknown := [n for n in inputs if n not in parameters]:
@@ -108,10 +108,14 @@ def compile_contract(
     tags = [f"'plain/plain' if isinstance({w}, Tensor) else {w}.tag" for w in weights]
     key = tuple_of(["'cpu' if _cpu else _device.type", "_a", *static, *options, *tags])
     bound = [tuple_of(parameters), tuple_of(axes), key, "_device", "_a", "_acc", "_view or _grad"]
+    scalars = {p: q for p, q in signature.parameters.items() if p not in inputs}
+    named = [*axes, *(p for p, q in scalars.items() if scalar_kind(q)[0]), *DTYPE_NAMES]
     lines = [
+        *[line for p, q in scalars.items() for line in scalar_lines(p, q)],
         *writer.lines,
-        *condition_lines(where, axes),
-        *_gradient_lines(inputs, mutates, grad),
+        *condition_lines(where, named),
+        *_gradient_lines(inputs, mutates),
+        *_overlap_lines(inputs, mutates),
         f"return _new(Bound, {tuple_of(bound)})",
     ]
     source = "\n".join(
@@ -123,7 +127,8 @@ def compile_contract(
     namespace = {
         **CONTRACT_NAMESPACE, **defaults, "OP": name, "errors": errors, "Bound": Bound, "Weight": Weight,
         "cache_shape": cache_shape, "page_size_of": page_size_of, "BYTE_FORMATS": BYTE_FORMATS,
-        "from_parts": from_parts, "_new": tuple.__new__,
+        "from_parts": from_parts, "_new": tuple.__new__, "scalars": READERS, "as_size": as_size,
+        "is_contiguous": errors.is_contiguous,
     }  # fmt: skip
     exec(compile(source, f"<contract of {name}>", "exec"), namespace)
     bind, alloc, flatten, unflatten = (namespace[f] for f in ("bind", "alloc", "flatten", "unflatten"))
@@ -131,18 +136,25 @@ def compile_contract(
     return Contract(bind, alloc, flatten, unflatten, axes, static, options, source)
 
 
-def _gradient_lines(inputs: Rules, mutates: tuple[str, ...], grad: tuple[str, ...]) -> list[str]:
-    """Whether a gradient is wanted, and the refusal where there is none."""
+def _gradient_lines(inputs: Rules, mutates: tuple[str, ...]) -> list[str]:
+    """Whether a gradient is wanted, and the refusal where something is written in place."""
     terms = []
     for p, rule in inputs.items():
         if isinstance(rule, TensorRule) and (rule.word in ("a", "f32", "any", "W") or rule.is_cache):
             terms.append(f"{p} is not None and {p}.requires_grad" if rule.optional else f"{p}.requires_grad")
+    lines = [f"_grad = grad_enabled() and ({' or '.join(terms) or False})"]
     if mutates:
-        wanted = f"grad_enabled() and ({' or '.join(terms) or False})"
-        return [f"_grad = {wanted}", "if _grad:", f"    raise errors.inference_only(OP, {mutates!r})"]
-    if not grad:
-        return ["_grad = False"]
-    return [f"_grad = grad_enabled() and ({' or '.join(terms) or False})"]
+        lines += ["if _grad:", f"    raise errors.inference_only(OP, {mutates!r})"]
+    return lines
+
+
+def _overlap_lines(inputs: Rules, mutates: tuple[str, ...]) -> list[str]:
+    """The refusal of inputs that lie in the memory an op writes; tensors without memory of their own are not asked."""
+    if not mutates:
+        return []
+    tensors = [p for p, r in inputs.items() if isinstance(r, TensorRule)]
+    written, read = (tuple_of([f"({p!r}, {p})" for p in tensors if (p in mutates) is m]) for m in (True, False))
+    return ["if _cpu and not _view:", f"    errors.check_overlap(OP, {written}, {read})"]
 
 
 def _is_option(parameter: inspect.Parameter) -> bool:

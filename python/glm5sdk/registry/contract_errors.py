@@ -52,9 +52,48 @@ def strides(op: str, argument: str, got: Any) -> ContractError:
     )
 
 
-def condition(op: str, text: str, sizes: dict[str, int]) -> ContractError:
-    shown = ", ".join(f"{axis} is {size}" for axis, size in sizes.items())
+def layout(op: str, argument: str, got: Any) -> ContractError:
+    return ContractError(f"{op}: {argument} has layout {_name(got.layout)}, needs a dense tensor")
+
+
+def is_contiguous(op: str, argument: str, got: Any) -> bool:
+    """Of a tensor that is written in place: also refuses what is no plain memory."""
+    if got.is_neg():
+        raise ContractError(f"{op}: {argument} is lazily negated, needs plain memory because it is written in place")
+    try:
+        return bool(got.is_contiguous())
+    except RuntimeError:
+        raise layout(op, argument, got) from None
+
+
+def overlap(op: str, mutated: str, argument: str) -> ContractError:
+    return ContractError(
+        f"{op}: {argument} shares memory with {mutated}, needs memory of its own because {mutated} is written in place"
+    )
+
+
+def check_overlap(op: str, mutated: tuple[tuple[str, Any], ...], read: tuple[tuple[str, Any], ...]) -> None:
+    """Raise when an argument would be read while, or after, its memory is written. All tensors are contiguous."""
+    for name, target in mutated:
+        begin = target.data_ptr()
+        end = begin + target.nbytes
+        for argument, tensors in read:
+            for t in (tensors,) if hasattr(tensors, "data_ptr") else getattr(tensors, "tensors", ()):
+                at = t.data_ptr()
+                if at < end and begin < at + t.nbytes:
+                    raise overlap(op, name, argument)
+
+
+def condition(op: str, text: str, sizes: dict[str, Any]) -> ContractError:
+    shown = ", ".join(f"{name} is {value!r}" for name, value in sizes.items())
     return ContractError(f"{op}: {shown}, needs {text}")
+
+
+def no_gradient(op: str) -> ContractError:
+    forward = op.removesuffix("_bwd")
+    if forward != op:
+        return ContractError(f"{forward}: a gradient of its gradient was asked for, needs one derivative at most")
+    return ContractError(f"{op}: a gradient was asked for, needs none: it has no gradient; detach what it returns")
 
 
 def inference_only(op: str, mutates: tuple[str, ...]) -> ContractError:

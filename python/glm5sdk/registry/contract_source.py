@@ -10,16 +10,19 @@ from glm5sdk.core.errors import ContractError
 from glm5sdk.registry.shapes import AxisRule, Dim, TensorRule
 
 __all__ = [
+    "DTYPE_NAMES",
     "BindWriter",
     "Rules",
     "alloc_source",
     "condition_lines",
+    "names_in",
     "flatten_source",
     "parameter_list",
     "tuple_of",
     "unflatten_source",
 ]
 
+DTYPE_NAMES = ("f32", "f64", "_acc")  # conditions may compare a dtype argument with these; _acc is f64 for f64, else f32
 Rules = Mapping[str, TensorRule | AxisRule]
 
 
@@ -87,18 +90,31 @@ class BindWriter:
             *self._dtype(p, rule),
         ]
         if p in self._mutates:
-            lines += _check(f"not {p}.is_contiguous()", f"strides(OP, {p!r}, {p})")
+            lines += _check(f"not is_contiguous(OP, {p!r}, {p})", f"strides(OP, {p!r}, {p})")
         else:
-            lines += [f"if not {p}.is_contiguous():", f"    {p} = {p}.contiguous()"]
+            lines += self._plain(p, rule.word)
         return [*lines, *self._device(p, known), *self._rank(p, rule)]
+
+    def _plain(self, p: str, word: str) -> list[str]:
+        """Memory as it is read: dense, contiguous, and no lazy negation, which lives in a flag that kernels never see."""
+        lines = [
+            "try:",
+            f"    if not {p}.is_contiguous():",
+            f"        {p} = {p}.contiguous()",
+            "except RuntimeError:",
+            f"    raise errors.layout(OP, {p!r}, {p}) from None",
+        ]
+        if word in ("i32", "i64", "u8", "q8"):
+            return lines
+        return [*lines, f"if {p}.is_neg():", f"    {p} = {p}.resolve_neg()"]
 
     def _weight(self, p: str, known: bool) -> list[str]:
         tensor = [
             *_check(f"{p}.dtype is not _a", f"dtype(OP, {p!r}, {p}.dtype, _a)"),
             f"if type({p}) is not Tensor and type({p}) not in ORDINARY:",
             "    _view = True",
-            f"elif not {p}.is_contiguous():",
-            f"    {p} = {p}.contiguous()",
+            "else:",
+            *_indent(self._plain(p, "W")),
             *self._device(p, known),
         ]
         prepared = [
@@ -174,8 +190,8 @@ class BindWriter:
         pending: list[tuple[str, TensorRule, int]] = []
         for p, rule in self._inputs.items():
             if isinstance(rule, AxisRule):
-                wrong = f"type({p}) is not int and not hasattr({p}, '__index__') or {p} < 0"
-                self.lines += _check(wrong, f"type(OP, {p!r}, {p}, 'a size >= 0')")
+                self.lines += [f"if type({p}) is not int or not 0 <= {p} < 2147483648:"]
+                self.lines += [f"    {p} = as_size(OP, {p!r}, {p})"]
                 self._learn(rule.axis, p, p)
             elif rule.optional and not rule.is_cache:
                 pending += [(p, rule, i) for i in range(len(rule.dims))]
@@ -273,14 +289,19 @@ def _axis_check(axis: str, argument: str, got: str) -> list[str]:
     return _check(f"{axis} != {got}", f"axis(OP, {axis!r}, {axis}, {argument!r}, {got})")
 
 
-def condition_lines(where: Sequence[str], axes: Sequence[str]) -> list[str]:
-    """Checks of what the shape language cannot say, e.g. `R % 2 == 0`."""
+def names_in(condition: str) -> set[str]:
+    """What a condition speaks about."""
+    return {n.id for n in ast.walk(ast.parse(condition, mode="eval")) if isinstance(n, ast.Name)}
+
+
+def condition_lines(where: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Checks of what the shape language cannot say, e.g. `R % 2 == 0` or `stride >= 1`, over axes and scalars."""
     lines = []
     for condition in where:
-        named = {n.id for n in ast.walk(ast.parse(condition, mode="eval")) if isinstance(n, ast.Name)}
-        if unknown := sorted(named - set(axes)):
-            raise ContractError(f"condition {condition!r}: names {unknown}, needs axes among {', '.join(axes)}")
-        sizes = ", ".join(f"{a!r}: {a}" for a in axes if a in named)
+        named = names_in(condition)
+        if unknown := sorted(named - set(known)):
+            raise ContractError(f"condition {condition!r}: names {unknown}, needs names among {', '.join(known)}")
+        sizes = ", ".join(f"{a!r}: {a}" for a in known if a in named and a not in DTYPE_NAMES)
         lines += _check(f"not ({condition})", f"condition(OP, {condition!r}, {{{sizes}}})")
     return lines
 

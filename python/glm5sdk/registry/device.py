@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +59,7 @@ def grad_enabled() -> bool:
 
 CONTRACT_NAMESPACE: dict[str, Any] = {
     "Tensor": Tensor,
+    "Dtype": torch.dtype,
     # Exactly these types run natively; every other subclass (fake, functional, distributed) goes through torch.library.
     "ORDINARY": frozenset({Tensor, Parameter, Buffer}),
     "ACTIVATIONS": ACTIVATIONS,
@@ -66,6 +68,15 @@ CONTRACT_NAMESPACE: dict[str, Any] = {
     "empty": torch.empty,
     **_DTYPES,
 }
+
+
+def without_autocast(device: Any) -> AbstractContextManager[Any] | None:
+    """What switches autocast off on a device, None where it is off: ops say their roundings themselves."""
+    try:
+        on = torch.is_autocast_enabled(device.type)
+    except RuntimeError:  # a device that knows no autocast, such as meta
+        return None
+    return torch.autocast(device.type, enabled=False) if on else None
 
 
 def scratch(size: int, device: Any) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from glm5sdk.registry.contract import Bound
-from glm5sdk.registry.device import scratch
+from glm5sdk.registry.device import scratch, without_autocast
 from glm5sdk.registry.impl import Impl
 from glm5sdk.registry.weight import Weight
 
@@ -19,7 +19,11 @@ __all__ = ["Resolved", "run"]
 def run(impl: Impl, op: Op[..., Any], bound: Bound) -> Any:
     """Run a checked call; native kernels get outputs and workspace from the spec's own rule."""
     if impl.kind != "native":
-        return impl.fn(*bound.args)
+        scope = without_autocast(bound.device) if bound.device is not None else None
+        if scope is None:
+            return impl.fn(*bound.args)
+        with scope:
+            return impl.fn(*bound.args)
     outs = op.contract.alloc(bound)
     call_native(impl, op, bound, outs)
     if not outs:

@@ -10,6 +10,7 @@ from glm5sdk.core.errors import ContractError
 from glm5sdk.registry import plugins, select
 from glm5sdk.registry.backward import backward_rules, reference_backward
 from glm5sdk.registry.contract import Bound, Contract, compile_contract
+from glm5sdk.registry.contract_source import names_in
 from glm5sdk.registry.cost import Cost
 from glm5sdk.registry.device import dtype_name
 from glm5sdk.registry.explain import Explanation
@@ -79,7 +80,8 @@ class Op(Generic[P, R]):
         has_weights = any(isinstance(r, TensorRule) and r.is_weight for r in self.inputs.values())
         self.rewrites_arguments = has_weights or bool(self.dtype_arguments)
         self.rows, self.grad, self.mutates = rows, tuple(grad), tuple(mutates)
-        self.where = tuple(where)
+        # Conditions on scalar arguments are checked with the rest; only those on axes shape what tests draw.
+        self.where = tuple(c for c in where if not names_in(c) & set(self.signature.parameters))
         self.cost = cost
         self.tests = tests or TestRules()
         self.contract: Contract = compile_contract(
@@ -88,9 +90,8 @@ class Op(Generic[P, R]):
             self.inputs,
             self.outputs,
             self.mutates,
-            self.grad,
             BATCH_AXES | {rows or "T"},
-            self.where,
+            tuple(where),
         )
         self._built_in = [Impl(self.name, "reference", "reference", reference, priority=-2)]
         if composed is not None:
@@ -102,7 +103,7 @@ class Op(Generic[P, R]):
             rules = backward_rules(self.name, self.signature, self.inputs, self.outputs, self.grad)
             self.backward = Op(
                 reference_backward(self, rules, backward), inputs=rules.inputs, outputs=rules.outputs, rows=None,
-                cost=cost and (lambda axes, size: cost(axes, size) + cost(axes, size)), where=self.where,
+                cost=cost and (lambda axes, size: cost(axes, size) + cost(axes, size)), where=where,
                 name=f"{self.name}_bwd",
             )  # fmt: skip
         self.view = TorchView(self)
@@ -113,7 +114,7 @@ class Op(Generic[P, R]):
             return self.view(self.contract.flatten(*args, **kwargs))
         bound = self.contract.bind(*args, **kwargs)
         if bound.view:
-            return self.view(self.contract.flatten(*args, **kwargs))
+            return self.view(self.contract.flatten(*bound.args))
         return run(self._select(bound), self, bound)
 
     def call_flat(self, *flat: Any) -> Any:
@@ -244,7 +245,8 @@ def op(
         backward: body of `<name>_bwd(grad outputs..., inputs...)`; by default autograd of the reference.
         cost: `(axes, bytes of an activation) -> Cost`.
         tests: what the conformance suite needs beyond the rules.
-        where: conditions on axes that the shape language cannot say, as Python: `"R % 2 == 0"`.
+        where: conditions that the shape language cannot say, as Python over axes and scalar arguments:
+            `"R % 2 == 0"`, `"stride >= 1"`.
     """
 
     def declare(reference: Callable[P, R]) -> Op[P, R]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.library import Library
 
 from glm5sdk.core.errors import ContractError
+from glm5sdk.registry import contract_errors as errors
 from glm5sdk.registry import select
 from glm5sdk.registry.shapes import AxisRule, TensorRule
 
@@ -38,8 +39,8 @@ class TorchView:
         qualified = f"{NAMESPACE}::{op.name}"
         _library.impl(op.name, _kernel(op), "CompositeExplicitAutograd")
         torch.library.register_fake(qualified, _fake(op), lib=_library)
-        if op.grad:
-            setup, backward = _autograd(op)
+        if not op.mutates:
+            setup, backward = _autograd(op) if op.grad else _no_gradient(op)
             torch.library.register_autograd(qualified, backward, setup_context=setup, lib=_library)
         self.overload = getattr(getattr(torch.ops, NAMESPACE), op.name).default
 
@@ -95,6 +96,19 @@ def _scalar_type(op: str, parameter: inspect.Parameter) -> str:
     raise ContractError(
         f"{op}: {parameter.name} is annotated {words}, needs Tensor with a rule, bool, int, float, str or dtype"
     )
+
+
+def _no_gradient(op: Op[..., Any]) -> tuple[Callable[..., None], Callable[..., Any]]:
+    """Autograd of an op without a gradient: silence would train on zeros."""
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        outputs = (output,) if isinstance(output, Tensor) else tuple(output)
+        ctx.mark_non_differentiable(*[o for o in outputs if not o.is_floating_point()])
+
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        raise errors.no_gradient(op.name)
+
+    return setup, backward
 
 
 def _autograd(op: Op[..., Any]) -> tuple[Callable[..., None], Callable[..., Any]]:

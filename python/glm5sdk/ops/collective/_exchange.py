@@ -10,7 +10,7 @@ from torch import Tensor
 
 from glm5sdk.core.errors import ContractError
 
-__all__ = ["exchange", "gather_plans", "members", "refuse_gradients"]
+__all__ = ["exchange", "gather_plans", "members"]
 
 
 def members(op: str, group: str) -> tuple[Any, int, int]:
@@ -57,16 +57,3 @@ def exchange(rows: Tensor, sent: list[int], received: list[int], group: Any) -> 
     result = packed.new_empty(sum(received), packed.shape[1])
     dist.all_to_all_single(result.view(torch.uint8), packed.view(torch.uint8), received, sent, group=group)
     return result.reshape(-1, *rows.shape[1:])
-
-
-def refuse_gradients(op: str, **tensors: Tensor) -> None:
-    """A transport has no gradient here; silence would train nothing.
-
-    Raises:
-        ContractError: gradients are on and a tensor requires one.
-    """
-    for name, tensor in tensors.items():
-        if tensor.requires_grad and torch.is_grad_enabled():
-            raise ContractError(
-                f"{op}: {name} requires grad, needs none: the op has no gradient. Call it under torch.no_grad()"
-            )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from glm5sdk.ops.collective._exchange import exchange, members, refuse_gradients
+from glm5sdk.ops.collective._exchange import exchange, members
 from glm5sdk.ops.moe._sort import absent_ids, weighted_sum
 from glm5sdk.registry import Cost, TestRules, op
 
@@ -55,11 +55,10 @@ def all_to_all_combine(rows: Tensor, handle: Tensor, weights: Tensor, group: str
         y [T, N], dtype of rows; a token without experts gets 0.
 
     Raises:
-        ContractError: shapes, dtypes, devices or the group's name do not fit, or an input requires grad.
+        ContractError: shapes, dtypes, devices or the group's name do not fit; a gradient is asked for, later.
 
     Source: the meaning of DeepEP's `combine`.
     """
-    refuse_gradients("all_to_all_combine", rows=rows, weights=weights)
     process_group, _, world = members("all_to_all_combine", group)
     slots = weights.numel()
     target, ids, source = handle.to(torch.int64).split((slots, slots, rows.shape[0]))

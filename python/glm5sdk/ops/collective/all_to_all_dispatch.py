@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from glm5sdk.core.errors import CapacityError, ContractError
-from glm5sdk.ops.collective._exchange import exchange, gather_plans, members, refuse_gradients
+from glm5sdk.ops.collective._exchange import exchange, gather_plans, members
 from glm5sdk.ops.moe._sort import absent_ids
 from glm5sdk.registry import Cost, TestRules, op
 
@@ -88,12 +88,11 @@ def all_to_all_dispatch(
 
     Raises:
         CapacityError: on every rank, when more rows would arrive somewhere than that rank's capacity; with the numbers.
-        ContractError: on every rank for a wrong id; on this one for shapes, dtypes, devices, the group's name, or an
-            input that requires grad.
+        ContractError: on every rank for a wrong id; on this one for shapes, dtypes, devices, the group's name, or,
+            later, when a gradient is asked for: a transport has none here.
 
     Source: the meaning of DeepEP's `dispatch`, with one row per slot so that its owner can sum in expert order.
     """
-    refuse_gradients("all_to_all_dispatch", x=x, weights=weights)
     process_group, rank, world = members("all_to_all_dispatch", group)
     flat = ids.reshape(-1).to(torch.int64)
     wrong = flat[(flat < -1) | (flat >= local_experts * world)]
