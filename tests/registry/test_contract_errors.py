@@ -189,5 +189,5 @@ def test_declarations_that_cannot_work_are_refused(inputs: dict[str, str], sente
 
 
 def test_conditions_speak_of_axes() -> None:
-    with pytest.raises(ContractError, match=r"names \['Q'\], needs axes among T"):
+    with pytest.raises(ContractError, match=r"names \['Q'\], needs names among T"):
         _declare({"x": "a[T]", "y": "a[T]"}, where=("Q > 0",))
