@@ -1,0 +1,9 @@
+"""How fast something is, and how fast it could be on this machine."""
+
+from __future__ import annotations
+
+from glm5sdk.perf.peaks import Peaks, measure_peaks
+from glm5sdk.perf.roofline import Achieved, achieved
+from glm5sdk.perf.timers import Timing, time_call
+
+__all__ = ["Achieved", "Peaks", "Timing", "achieved", "measure_peaks", "time_call"]
