@@ -1,8 +1,9 @@
 // Softmax attention of some heads of one token over keys that those heads share, a block at a time.
 //
-// Every score, sum and output element has an order of its own, fixed by the token's list of keys: scores along the row
-// as gemm_tile adds, p and the sum of p over blocks of 64 keys counted from the first, outputs over ascending keys.
-// Which heads share a call, and how tiles cut heads and columns, only chooses what is computed together.
+// Every score, sum and output element has an order of its own, fixed by the token's list of keys: a score is kLanes
+// chains along the row (lane l adds l, l + kLanes, ... with one fma each, a masked tail) and one tree over the lanes;
+// the sum of p goes over blocks of 64 keys counted from the first, an output over ascending keys. Which heads share a
+// call, and how tiles cut heads and columns, only chooses what is computed together.
 #pragma once
 
 #include "cpu/gemm_tile.h"
@@ -13,10 +14,12 @@ namespace glm5::GLM5_LEVEL_NS {
 constexpr int kKeyBlock = 64;
 static_assert(kKeyBlock % kLanes == 0, "a block of scores is whole vectors");
 
-// Register tile of the weighted sum of values: heads by vectors of columns.
+// Register tiles: heads by keys for the scores, heads by vectors of columns for the weighted sum of values.
 #if GLM5_LEVEL == 2
+constexpr int kScoreHeads = 4, kScoreKeys = 6;
 constexpr int kValueHeads = 4, kValueVectors = 4;
 #else
+constexpr int kScoreHeads = GLM5_LEVEL == 1 ? 3 : 2, kScoreKeys = 4;
 constexpr int kValueHeads = 4, kValueVectors = 2;
 #endif
 
@@ -50,22 +53,40 @@ GLM5_INLINE void begin_heads(HeadGroup& g, const T* q, int64_t heads) {
   }
 }
 
-// Scores of O keys, `at` of the block onwards.
+// Scores of R heads and O keys, `at` of the block onwards.
 template <int R, int O>
 GLM5_INLINE void score_tile(const HeadGroup& g, int64_t h, const float* const* keys, int at) {
-  const float* x[R];
-  float tile[R * O];
+  f32v sum[R * O] = {};
+  const float *x[R], *w[O];
   for (int r = 0; r < R; ++r) x[r] = g.q + (h + r) * g.q_stride;
-  gemm_tile<R, O>(x, keys + at, g.row, tile);
+  for (int o = 0; o < O; ++o) w[o] = keys[at + o];
+  for_lanes(g.row, [&](int64_t i, auto lanes) __attribute__((always_inline)) {
+    f32v xv[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) xv[r] = load(x[r] + i, lanes);
+#pragma GCC unroll 8
+    for (int o = 0; o < O; ++o) {
+      const f32v wv = load(w[o] + i, lanes);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) sum[r * O + o] = fma(xv[r], wv, sum[r * O + o]);
+    }
+  });
+  float scores[R * O];
+  int j = 0;
+#pragma GCC unroll 8
+  for (; j + 4 <= R * O; j += 4) reduce_add4(sum[j], sum[j + 1], sum[j + 2], sum[j + 3], scores + j);
+#pragma GCC unroll 4
+  for (; j < R * O; ++j) scores[j] = reduce_add(sum[j]);
   for (int r = 0; r < R; ++r) {
-    for (int o = 0; o < O; ++o) g.p[(h + r) * kKeyBlock + at + o] = tile[r * O + o] * g.scale;
+    for (int o = 0; o < O; ++o) g.p[(h + r) * kKeyBlock + at + o] = scores[r * O + o] * g.scale;
   }
 }
+// A few keys stay close while all heads pass by.
 template <int O>
 inline void score_keys(const HeadGroup& g, const float* const* keys, int at) {
   int64_t h = 0;
-  for (; h + kTileRows <= g.heads; h += kTileRows) score_tile<kTileRows, O>(g, h, keys, at);
-  if constexpr (kTileRows > 2) {
+  for (; h + kScoreHeads <= g.heads; h += kScoreHeads) score_tile<kScoreHeads, O>(g, h, keys, at);
+  if constexpr (kScoreHeads > 2) {
     for (; h + 2 <= g.heads; h += 2) score_tile<2, O>(g, h, keys, at);
   }
   for (; h < g.heads; ++h) score_tile<1, O>(g, h, keys, at);
@@ -138,7 +159,7 @@ inline void value_columns(const HeadGroup& g, int64_t c, const float* const* key
 // The next block of a token's keys: n rows of C + R values, n = kKeyBlock but for the last block.
 inline void attend_block(const HeadGroup& g, const float* const* keys, int n) {
   int at = 0;
-  for (; at + kTileOuts <= n; at += kTileOuts) score_keys<kTileOuts>(g, keys, at);
+  for (; at + kScoreKeys <= n; at += kScoreKeys) score_keys<kScoreKeys>(g, keys, at);
   for (; at + 2 <= n; at += 2) score_keys<2>(g, keys, at);
   for (; at < n; ++at) score_keys<1>(g, keys, at);
   softmax_block(g, n);
