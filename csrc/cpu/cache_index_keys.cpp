@@ -13,7 +13,7 @@ GLM5_KERNEL(cache_index_keys,
   const int64_t n = rows.dim(1), tokens = rows.dim(0);
   const int64_t size = bytes ? index_cache.dim(1) / (n + 4) : index_cache.dim(1);
   const int64_t* to = slots.data<int64_t>();
-  check_range("cache_index_keys", "slots", to, tokens, -1, index_cache.dim(0) * size - 1);
+  check_slots("cache_index_keys", to, tokens, index_cache.dim(0) * size);
   for_float_type("cache_index_keys: rows", rows.dtype(), [&](auto type) {
     using T = decltype(type);
     const T* from = rows.data<T>();

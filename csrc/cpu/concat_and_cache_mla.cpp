@@ -12,7 +12,7 @@ GLM5_KERNEL(concat_and_cache_mla,
   const bool bytes = is_byte_format("concat_and_cache_mla", format, "fp8_ds_mla");
   const int64_t n = rows.dim(1), tokens = rows.dim(0);
   const int64_t* to = slots.data<int64_t>();
-  check_range("concat_and_cache_mla", "slots", to, tokens, -1, kv_cache.dim(0) * kv_cache.dim(1) - 1);
+  check_slots("concat_and_cache_mla", to, tokens, kv_cache.dim(0) * kv_cache.dim(1));
   for_float_type("concat_and_cache_mla: rows", rows.dtype(), [&](auto type) {
     using T = decltype(type);
     const T* from = rows.data<T>();

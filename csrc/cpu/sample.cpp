@@ -40,6 +40,12 @@ int64_t draw_token(const Request& request, const float* survivors, int64_t n) {
   return best_id[winner];
 }
 
+void check_numbers(const char* name, const float* values, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    if (!(values[i] == values[i])) fail("sample: %s[%lld] is nan, needs a number", name, static_cast<long long>(i));
+  }
+}
+
 Draw sample_row(const float* raw, int64_t n, const Request& request) {
   const int64_t padded = (n + kNoiseTokens - 1) / kNoiseTokens * kNoiseTokens;
   Scratch scratch;
@@ -80,6 +86,9 @@ GLM5_KERNEL(sample,
   }
   const float *values = logits.data<float>(), *heat = temperature.data<float>();
   const float *shares = top_p.data<float>(), *least = min_p.data<float>();
+  check_numbers("temperature", heat, rows);
+  check_numbers("top_p", shares, rows);
+  check_numbers("min_p", least, rows);
   const int32_t* counts = top_k.data<int32_t>();
   const int64_t *seeds = seed.data<int64_t>(), *places = position.data<int64_t>();
   int64_t* chosen = ids.out<int64_t>();

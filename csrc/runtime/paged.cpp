@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "glm5/scratch.h"
+
 namespace glm5 {
 namespace {
 
@@ -32,6 +34,23 @@ void check_range(const char* op, const char* name, const int32_t* values, int64_
 }
 void check_range(const char* op, const char* name, const int64_t* values, int64_t n, int64_t low, int64_t high) {
   check_all(op, name, values, n, low, high);
+}
+
+void check_slots(const char* op, const int64_t* slots, int64_t n, int64_t pool) {
+  check_range(op, "slots", slots, n, -1, pool - 1);
+  // Steps mostly write ascending slots, which need no memory of what came before.
+  int64_t last = -1, i = 0;
+  for (; i < n && (slots[i] < 0 || slots[i] > last); ++i) last = std::max(last, slots[i]);
+  if (i == n) return;
+  Scratch scratch;
+  int64_t* sorted = scratch.take<int64_t>(n);
+  std::copy(slots, slots + n, sorted);
+  std::sort(sorted, sorted + n);
+  for (i = 1; i < n; ++i) {
+    if (sorted[i] >= 0 && sorted[i] == sorted[i - 1]) {
+      fail("%s: slot %lld is named twice, needs distinct slots or -1", op, ll{sorted[i]});
+    }
+  }
 }
 
 bool is_byte_format(const char* op, const char* format, const char* bytes) {

@@ -11,6 +11,9 @@ namespace glm5 {
 void check_range(const char* op, const char* name, const int32_t* values, int64_t n, int64_t low, int64_t high);
 void check_range(const char* op, const char* name, const int64_t* values, int64_t n, int64_t low, int64_t high);
 
+// Throws unless each of n slots is -1 or below `pool`, and none is named twice: chance would pick the winner.
+void check_slots(const char* op, const int64_t* slots, int64_t n, int64_t pool);
+
 // Whether a cache's format is `bytes` ("fp8_ds_mla", "fp8") rather than "plain"; throws for any other name.
 bool is_byte_format(const char* op, const char* format, const char* bytes);
 

@@ -24,6 +24,7 @@ def check_range(op: str, name: str, values: Tensor, low: int, high: int, what: s
     Raises:
         ContractError: a value is outside; the first one is named with its place.
     """
+    values = values.long()  # a bound past 32 bits would wrap when compared with narrower integers
     bad = (values < low) | (values >= high)
     if bool(bad.any()):
         place = bad.nonzero()[0].tolist()

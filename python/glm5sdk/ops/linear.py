@@ -33,6 +33,7 @@ def backward(
     inputs={"x": "a[T, N]", "w": "W[O, N]", "bias": "a[O]?"},
     outputs={"y": "out_dtype[T, O]"},
     rows="T",
+    where=("out_dtype in (None, f32, _acc)",),
     grad=("x", "w", "bias"),
     backward=backward,
     cost=cost,
@@ -66,7 +67,7 @@ def linear(x: Tensor, w: WeightLike, bias: Tensor | None = None, out_dtype: torc
         straight-through; the weight itself gets none.
 
     Raises:
-        ContractError: shapes, dtypes or devices do not fit, or the weight's layout belongs to a backend.
+        ContractError: shapes, dtypes or devices do not fit, out_dtype is another, or the weight's layout belongs to a backend.
     """
     y = project(x, w)
     if bias is not None:

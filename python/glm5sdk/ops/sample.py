@@ -153,10 +153,13 @@ def sample(
         distribution it was drawn from (0 when greedy). A row without a finite logit gives id 0 and NaN. B = 0 is legal.
 
     Raises:
-        ContractError: V is 0; shapes, dtypes or devices do not fit.
+        ContractError: V is 0; a temperature, top_p or min_p is NaN; shapes, dtypes or devices do not fit.
     """
     if logits.shape[1] == 0:
         raise ContractError("sample: V is 0, needs at least one token to draw")
+    for name, values in (("temperature", temperature), ("top_p", top_p), ("min_p", min_p)):
+        if bool(values.isnan().any()):
+            raise ContractError(f"sample: {name}[{int(values.isnan().nonzero()[0])}] is nan, needs a number")
     logits = torch.where(logits.isnan(), -torch.inf, logits)
     score, kept_lse, scaled = scores(logits, temperature, top_k, top_p, min_p, seed, position)
     ids = score.argmax(1)

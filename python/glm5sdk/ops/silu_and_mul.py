@@ -36,6 +36,7 @@ def backward(grad_y: Tensor, x: Tensor, limit: float | None) -> Tensor:
     inputs={"x": "a[T, 2*I]"},
     outputs={"y": "a[T, I]"},
     rows="T",
+    where=("limit is None or limit >= 0",),
     grad=("x",),
     backward=backward,
     cost=cost,
@@ -55,7 +56,7 @@ def silu_and_mul(x: Tensor, limit: float | None = None) -> Tensor:
         y [T, I], dtype of x. Rows are independent; T = 0 is legal.
 
     Raises:
-        ContractError: the last axis is odd, or dtypes do not fit.
+        ContractError: the last axis is odd, the limit is negative, or dtypes do not fit.
 
     Source: Shazeer 2020, arXiv 2002.05202; the limit as in GLM-5.3-Flash's swiglu_limit.
     """

@@ -26,12 +26,17 @@ def sorted_slots(op: str, ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor
         order i64 [T*A] and offsets i64 [E+1].
 
     Raises:
-        ContractError: an id is neither -1 nor an expert.
+        ContractError: an id is neither -1 nor an expert, or a token names an expert twice.
     """
     flat = ids.reshape(-1).to(torch.int64)
     wrong = (flat < -1) | (flat >= num_experts)
     if bool(wrong.any()):
         raise ContractError(f"{op}: an expert id is {int(flat[wrong][0])}, needs -1 or 0 <= id < {num_experts}")
+    ordered = ids.sort(dim=1).values
+    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    if bool(twice.any()):
+        t, j = twice.nonzero()[0].tolist()
+        raise ContractError(f"{op}: token {t} names expert {int(ordered[t, j])} twice, needs distinct experts")
     key = torch.where(flat < 0, num_experts, flat)
     counts = torch.bincount(key, minlength=num_experts + 1)[:num_experts]
     return key.argsort(stable=True), pad(counts.cumsum(0), (1, 0))

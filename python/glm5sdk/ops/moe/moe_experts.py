@@ -107,6 +107,7 @@ def backward(
     },
     outputs={"y": "a[T, N]"},
     rows="T",
+    where=("limit is None or limit >= 0",),
     grad=("x", "weights", "w_gate_up", "w_down"),
     composed=composed,
     backward=backward,
@@ -146,7 +147,8 @@ def moe_experts(
         legal. Gradients go to x, weights and plain expert weights, straight through quantised ones.
 
     Raises:
-        ContractError: shapes, dtypes or devices do not fit, or an id is no expert.
+        ContractError: shapes, dtypes or devices do not fit, an id is no expert or stands twice in a row, or the limit
+            is negative.
 
     Source: rounding as in transformers' GlmMoeDsa experts (grouped path).
     """

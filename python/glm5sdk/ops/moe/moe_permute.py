@@ -74,7 +74,7 @@ def moe_permute(x: Tensor, ids: Tensor, num_experts: int) -> tuple[Tensor, Tenso
         copy; offsets i32 [E+1]: expert e owns rows offsets[e] to offsets[e+1]. T = 0 is legal.
 
     Raises:
-        ContractError: an id is neither -1 nor in [0, E); shapes, dtypes or devices do not fit.
+        ContractError: an id is neither -1 nor in [0, E) or stands twice in a row; shapes, dtypes or devices do not fit.
     """
     order, offsets = sorted_slots("moe_permute", ids, num_experts)
     count = int(offsets[-1])
