@@ -12,7 +12,15 @@ from glm5sdk.ops._checks import check_range, check_selection
 from glm5sdk.ops._math import accumulate
 from glm5sdk.ops._quant import BLOCK, FP8, fp8_scale, grouped, to_fp8
 
-__all__ = ["KeyGroup", "key_groups", "read_index_rows", "read_kv_rows", "write_index_rows", "write_kv_rows"]
+__all__ = [
+    "KeyGroup",
+    "key_groups",
+    "read_index_rows",
+    "read_kv_rows",
+    "selected_slots",
+    "write_index_rows",
+    "write_kv_rows",
+]
 
 
 def dequantised(codes: Tensor, scales: Tensor, group: int, dtype: torch.dtype) -> Tensor:
@@ -204,6 +212,38 @@ def key_groups(
         step = max(1, budget // (width * len(positions)))
         for chunk in rows.split(step):
             yield KeyGroup(chunk, positions, slots, _visible(chunk, positions, kv_lens, indices))
+
+
+def selected_slots(
+    op: str,
+    block_table: Tensor,
+    request_ids: Tensor,
+    pages: int,
+    page_size: int,
+    kv_lens: Tensor,
+    indices: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Where each row's own selection lies in the cache, after the checks of `key_groups`; arguments as there.
+
+    Returns:
+        slots i64 [T, G, K], 0 where absent; bool [T, G, K], whether the entry is there: not -1, in no padding row.
+
+    Raises:
+        ContractError: as `key_groups`.
+    """
+    requests, logical_pages = block_table.shape
+    check_range(op, "request_ids", request_ids, -1, requests, "requests in the block table")
+    live = request_ids >= 0
+    check_range(op, "kv_lens", torch.where(live, kv_lens, 0), 0, logical_pages * page_size + 1, "tokens its pages hold")
+    check_selection(op, indices, live, kv_lens)
+    present = (indices >= 0) & live[:, None, None]
+    here = torch.where(present, indices, 0).long()
+    if not bool(present.any()):
+        return here, present
+    table = block_table.index_select(0, request_ids.clamp_min(0).long())[:, None].expand(-1, indices.shape[1], -1)
+    page = torch.where(present, table.gather(2, here // page_size), 0).long()
+    check_range(op, "block_table: the page of a key", page, 0, pages, "pages in the pool")
+    return page * page_size + torch.where(present, here % page_size, 0), present
 
 
 def _visible(rows: Tensor, positions: Tensor, kv_lens: Tensor | None, indices: Tensor | None) -> Tensor:

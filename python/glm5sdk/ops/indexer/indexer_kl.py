@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from glm5sdk.ops._cache import KeyGroup, key_groups, read_index_rows, read_kv_rows
+from glm5sdk.ops._cache import key_groups, read_index_rows, read_kv_rows, selected_slots
 from glm5sdk.ops._math import accumulate, accumulator
-from glm5sdk.ops._mla import attend, gradient_sum, index_scores, place_rows
+from glm5sdk.ops._mla import attend, gradient_sum
 from glm5sdk.ops._test_inputs import SCALE, choose, draw, page_inputs, selections
 from glm5sdk.registry import Cost, TestRules, op
 
@@ -41,18 +42,61 @@ def make_inputs(axes: Mapping[str, int], dtype: torch.dtype, generator: torch.Ge
     return {**paged, "q": q, "kv_cache": cache, "lse": lse, "indices": indices, "scale": SCALE}
 
 
-def target_of(group: KeyGroup, q: Tensor, keys: Tensor, lse: Tensor, scale: float) -> Tensor:
-    """Attention of one group summed over heads, over the visible keys, each row summing to 1: [t, n].
+@dataclass(frozen=True)
+class Part:
+    """Some rows and the keys they are compared over: all of a request's, or for each row those selected for it.
 
-    Head by head: [t, H, n] at once would be the largest tensor of the step.
+    Attributes:
+        rows: [t] places of the rows in the call.
+        slots: [n], where the keys lie, or [t, n].
+        visible: [t, n], which keys count.
     """
-    visible = group.visible[:, 0]
-    total = keys.new_zeros(visible.shape)
-    for head in range(q.shape[1]):
-        p = (q[:, head] @ keys.T * scale - lse[:, head, None]).masked_fill(~visible, -torch.inf).exp()
-        total = total + p
-    mass = total.sum(-1, keepdim=True)
-    return total / torch.where(mass > 0, mass, 1.0)  # no keys, or none that attention can see in this precision: 0
+
+    rows: Tensor
+    slots: Tensor
+    visible: Tensor
+
+    def index_keys(self, cache: Tensor, dim: int, format: str, acc: torch.dtype) -> Tensor:
+        """[n, Di] or [t, n, Di]."""
+        return read_index_rows(cache, self.slots.flatten(), dim, format, acc).unflatten(0, self.slots.shape)
+
+    def target(self, q: Tensor, cache: Tensor, lse: Tensor, scale: float, v_dim: int, format: str) -> Tensor:
+        """Attention summed over heads, over the visible keys, each row summing to 1: [t, n].
+
+        Head by head: [t, H, n] at once would be the largest tensor of the step.
+        """
+        acc = accumulator(q.dtype)
+        keys = read_kv_rows(cache, self.slots.flatten(), v_dim, format, acc).unflatten(0, self.slots.shape)
+        queries, sums = q.index_select(0, self.rows).to(acc), lse.index_select(0, self.rows).to(acc)
+        total = keys.new_zeros(self.visible.shape)
+        for head in range(q.shape[1]):
+            scores = (queries[:, head : head + 1] @ keys.mT)[:, 0] if keys.ndim == 3 else queries[:, head] @ keys.T
+            total += (scores * scale - sums[:, head, None]).masked_fill(~self.visible, -torch.inf).exp()
+        mass = total.sum(-1, keepdim=True)
+        return total / torch.where(mass > 0, mass, 1.0)  # no keys, or none that attention can see here: 0
+
+
+def parts(
+    name: str,
+    block_table: Tensor,
+    request_ids: Tensor,
+    shape: torch.Size,
+    kv_lens: Tensor,
+    indices: Tensor | None,
+    width: int,
+) -> Iterator[Part]:
+    """The call in pieces of at most 64 rows; `shape` of a cache, `width` of what is computed per row and key."""
+    if indices is None:
+        for group in key_groups(name, block_table, request_ids, shape[0], shape[1], kv_lens=kv_lens, width=width):
+            for rows, visible, n in group.chunks():
+                if n:
+                    yield Part(rows, group.slots[:n], visible[:, 0])
+        return
+    slots, present = selected_slots(name, block_table, request_ids, shape[0], shape[1], kv_lens, indices)
+    if bool(present.any()):
+        every = torch.arange(len(slots), device=slots.device)
+        for rows in every.split(64):
+            yield Part(rows, slots[rows, 0], present[rows, 0])
 
 
 def backward(
@@ -75,27 +119,22 @@ def backward(
     acc, dim = accumulator(iq.dtype), iq.shape[2]
     diq, diw = torch.zeros_like(iq, dtype=acc), torch.zeros_like(iw, dtype=acc)
     dcache = torch.zeros_like(index_cache, dtype=acc)
-    pages, size = index_cache.shape[:2]
     name, width = "indexer_kl_bwd", iq.shape[1] + 4
-    for group in key_groups(name, block_table, request_ids, pages, size, kv_lens=kv_lens, indices=indices, width=width):
-        keys = read_kv_rows(kv_cache, group.slots, v_dim, format, acc)
-        index_keys = read_index_rows(index_cache, group.slots, dim, format, acc)
-        dkeys = torch.zeros_like(index_keys)
-        for rows, visible, n in group.chunks():
-            part = KeyGroup(rows, group.positions[:n], group.slots[:n], visible)
-            iq_rows, iw_rows = iq.index_select(0, rows).to(acc), iw.index_select(0, rows).to(acc)
-            heads = (iq_rows @ index_keys[:n].T).relu_()
-            scores = (iw_rows[:, None] @ heads)[:, 0].masked_fill_(~visible[:, 0], -torch.inf)
-            prediction = scores.softmax(-1).masked_fill_(~visible[:, 0], 0.0)
-            target = target_of(
-                part, q.index_select(0, rows).to(acc), keys[:n], lse.index_select(0, rows).to(acc), scale
-            )
-            d = (prediction * target.sum(-1, keepdim=True) - target) * grad_loss.index_select(0, rows).to(acc)[:, None]
-            diw.index_copy_(0, rows, (heads @ d[..., None])[..., 0])
-            d_heads = heads.sign_().mul_(iw_rows[..., None]).mul_(d[:, None])
-            diq.index_copy_(0, rows, d_heads @ index_keys[:n])
-            dkeys[:n] += d_heads.flatten(0, 1).T @ iq_rows.flatten(0, 1)
-        dcache.view(-1, dim).index_add_(0, group.slots, dkeys)
+    for part in parts(name, block_table, request_ids, index_cache.shape, kv_lens, indices, width):
+        rows, hidden = part.rows, ~part.visible
+        iq_rows, iw_rows = iq.index_select(0, rows).to(acc), iw.index_select(0, rows).to(acc)
+        keys = part.index_keys(index_cache, dim, format, acc)
+        heads = (iq_rows @ keys.mT).relu_()
+        scores = (iw_rows[:, None] @ heads)[:, 0].masked_fill_(hidden, -torch.inf)
+        prediction = scores.softmax(-1).masked_fill_(hidden, 0.0)
+        target = part.target(q, kv_cache, lse, scale, v_dim, format)
+        d = (prediction * target.sum(-1, keepdim=True) - target) * grad_loss.index_select(0, rows).to(acc)[:, None]
+        diw.index_copy_(0, rows, (heads @ d[..., None])[..., 0])
+        d_heads = heads.sign_().mul_(iw_rows[..., None]).mul_(d[:, None])
+        diq.index_copy_(0, rows, d_heads @ keys)
+        shared = keys.ndim == 2
+        dkeys = d_heads.flatten(0, 1).T @ iq_rows.flatten(0, 1) if shared else (d_heads.mT @ iq_rows).flatten(0, 1)
+        dcache.view(-1, dim).index_add_(0, part.slots.flatten(), dkeys)
     return diq.to(iq.dtype), diw.to(iw.dtype), dcache.to(index_cache.dtype)
 
 
@@ -173,28 +212,24 @@ def indexer_kl(
 
     Source: DeepSeek-V3.2-Exp's indexer training, dense warm-up and sparse stage.
     """
-    acc = accumulator(iq.dtype)
+    acc, dim = accumulator(iq.dtype), iq.shape[2]
     cache = gradient_sum(index_cache)
     losses = []
-    pages, size = index_cache.shape[:2]
     width = iq.shape[1] + 4
-    groups = key_groups(
-        "indexer_kl", block_table, request_ids, pages, size, kv_lens=kv_lens, indices=indices, width=width
-    )
-    for group in groups:
-        rows, visible = group.rows, group.visible[:, 0]
+    for part in parts("indexer_kl", block_table, request_ids, index_cache.shape, kv_lens, indices, width):
+        rows, visible = part.rows, part.visible
         with torch.no_grad():
-            keys = read_kv_rows(kv_cache, group.slots, v_dim, format, acc)
-            target = target_of(
-                group, accumulate(q.index_select(0, rows)), keys, lse.index_select(0, rows).to(acc), scale
-            )
-        index_keys = read_index_rows(cache, group.slots, iq.shape[2], format, acc)
-        scores = index_scores(accumulate(iq.index_select(0, rows)), iw.index_select(0, rows).to(acc), index_keys)
+            target = part.target(q, kv_cache, lse, scale, v_dim, format)
+        heads = (iq.index_select(0, rows).to(acc) @ part.index_keys(cache, dim, format, acc).mT).relu_()
+        scores = (iw.index_select(0, rows).to(acc)[:, None] @ heads)[:, 0]
         # Invisible keys get no weight but a finite score, so that rows which see nothing have gradient 0, not NaN.
         lowest = scores.detach().amin(-1, keepdim=True)
         top = torch.where(visible, scores.detach(), lowest).amax(-1, keepdim=True)
         weight = (scores - top).masked_fill(~visible, -torch.inf).exp().sum(-1, keepdim=True)
         log_weight = weight.masked_fill(~visible.any(-1, keepdim=True), 1.0).log()
         log_prediction = (scores - top - log_weight).masked_fill(~visible, 0.0)
-        losses.append((group, (torch.xlogy(target, target) - target * log_prediction).sum(-1)))
-    return place_rows(losses, iq.new_empty(len(iq), dtype=acc), 0.0)
+        losses.append((rows, (torch.xlogy(target, target) - target * log_prediction).sum(-1)))
+    result = iq.new_zeros(len(iq), dtype=acc)
+    if not losses:
+        return result
+    return result.index_copy(0, torch.cat([r for r, _ in losses]), torch.cat([x for _, x in losses]))
