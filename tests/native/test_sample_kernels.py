@@ -182,7 +182,6 @@ def test_what_is_not_finite(level):
         assert logprob[1:].isnan().all()
     # Filters that would keep nothing keep the best.
     assert sample(level, logits[:1], min_p=2.0)[0].tolist() == [1]
-    assert sample(level, logits[:1], top_p=nan, min_p=nan)[0].tolist() == [1]
 
 
 def test_logprob_is_minus_the_loss_of_training(level):
@@ -231,3 +230,9 @@ def test_edges(level):
     assert (ids.item(), logprob.item(), processed.item()) == (0, 0.0, 0.0)
     with pytest.raises(ContractError, match="V is 0, needs at least one token"):
         sample(level, torch.empty(2, 0))
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p"])
+def test_a_setting_that_is_nan_is_refused(level, name):
+    with pytest.raises(ContractError, match=rf"sample: {name}\[1\] is nan, needs a number"):
+        sample(level, torch.zeros(2, 3), **{name: torch.tensor([0.5, math.nan])})
