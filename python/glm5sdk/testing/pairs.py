@@ -55,14 +55,15 @@ def required_pairs(backend: str, tier: str, file: str | None = None) -> set[str]
         return set()
     lines = [line.split() for line in path.read_text().splitlines() if line and not line.startswith("#")]
     loaded = backends().get(backend)
-    levels = _levels_here(loaded.levels if loaded is not None else ())
+    every = loaded.levels if loaded is not None else ()
+    levels = _levels_here(every)
     by_op: dict[str, list[str]] = {}
     wanted = set()
     for op, impl in lines:
-        variant = impl.partition(".")[2]
-        if not variant:
+        owner, _, variant = impl.partition(".")
+        if owner != backend or not variant:
             wanted.add(f"{op} {impl}")
-        elif not levels or variant in levels:
+        elif variant in levels or variant not in every:
             by_op.setdefault(op, []).append(variant)
     for op, variants in by_op.items():
         wanted |= {f"{op} {backend}.{v}" for v in chosen_variants(variants, levels, TIERS[tier])}

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from glm5sdk.testing.tiers import TIERS
+
 __all__ = ["selected_backend"]
 
 PACKAGE = "glm5sdk.testing"
@@ -40,7 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Collect results where they all arrive: in the only process, or in the one that hands out work."""
-    if hasattr(config.option, "tier") and not hasattr(config, "workerinput"):
+    if not hasattr(config.option, "tier"):
+        return
+    if config.option.tier not in TIERS:
+        raise pytest.UsageError(f"--tier is {config.option.tier!r}, needs one of: {', '.join(TIERS)}")
+    selected_backend(config)
+    if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Verdict(config), "glm5sdk-verdict")
 
 
