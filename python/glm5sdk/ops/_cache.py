@@ -43,6 +43,12 @@ def from_bytes(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
+def put(target: Tensor, index: Tensor | tuple[Tensor, ...], values: Tensor) -> None:
+    """Write in place, also to a cache made in inference mode from outside of it: no gradient ever passes here."""
+    with torch.inference_mode(torch.is_inference_mode_enabled() or target.is_inference()):
+        target[index] = values
+
+
 # KV rows: latent C, then rope R.
 
 
@@ -58,12 +64,13 @@ def write_kv_rows(cache: Tensor, slots: Tensor, rows: Tensor, v_dim: int, format
     """
     flat = cache.view(cache.shape[0] * cache.shape[1], cache.shape[2])
     if format == "plain":
-        flat[slots] = rows
+        put(flat, slots, rows)
         return
     groups = grouped(accumulate(rows[:, :v_dim]))
     scales = fp8_scale(groups.abs().amax(-1)).float()
     codes = to_fp8(groups, scales[..., None].to(groups.dtype)).flatten(1)[:, :v_dim]
-    flat[slots] = torch.cat([as_bytes(codes), as_bytes(scales), as_bytes(rows[:, v_dim:].to(torch.bfloat16))], dim=1)
+    parts = [as_bytes(codes), as_bytes(scales), as_bytes(rows[:, v_dim:].to(torch.bfloat16))]
+    put(flat, slots, torch.cat(parts, dim=1))
 
 
 def read_kv_rows(cache: Tensor, slots: Tensor, v_dim: int, format: str, dtype: torch.dtype) -> Tensor:
@@ -100,14 +107,14 @@ def write_index_rows(cache: Tensor, slots: Tensor, rows: Tensor, format: str) ->
     if slots.numel() == 0:
         return
     if format == "plain":
-        cache.view(cache.shape[0] * cache.shape[1], cache.shape[2])[slots] = rows
+        put(cache.view(cache.shape[0] * cache.shape[1], cache.shape[2]), slots, rows)
         return
     codes, scales = _index_parts(cache, rows.shape[1])
     page, offset = slots // codes.shape[1], slots % codes.shape[1]
     acc = accumulate(rows)
     scale = fp8_scale(acc.abs().amax(-1, keepdim=True)).float()
-    codes[page, offset] = as_bytes(to_fp8(acc, scale.to(acc.dtype)))
-    scales[page, offset] = as_bytes(scale)
+    put(codes, (page, offset), as_bytes(to_fp8(acc, scale.to(acc.dtype))))
+    put(scales, (page, offset), as_bytes(scale))
 
 
 def read_index_rows(cache: Tensor, slots: Tensor, dim: int, format: str, dtype: torch.dtype) -> Tensor:

@@ -93,7 +93,18 @@ def attend(q: Tensor, keys: Tensor, visible: Tensor, scale: float, v_dim: int) -
     total = p.sum(-1, keepdim=True)
     total = torch.where(empty[..., None], 1.0, total)
     lse = (top + total.log())[..., 0].masked_fill(empty, -torch.inf)
-    return p @ keys[:, :v_dim] / total, lse
+    return weighted_values(p, keys[:, :v_dim], visible) / total, lse
+
+
+def weighted_values(p: Tensor, values: Tensor, visible: Tensor) -> Tensor:
+    """p [t, H, n] times values [n, C]; a value that is not finite is felt only by rows that see it: 0 * NaN is NaN."""
+    odd = ~values.isfinite().all(-1)
+    if not bool(odd.any()):
+        return p @ values
+    total = p @ values.masked_fill(odd[:, None], 0.0)
+    for key in odd.nonzero()[:, 0].tolist():
+        total = total + torch.where(visible[..., key, None], p[..., key, None] * values[key], 0.0)
+    return total
 
 
 def attention_backward(

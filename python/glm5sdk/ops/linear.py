@@ -67,7 +67,8 @@ def linear(x: Tensor, w: WeightLike, bias: Tensor | None = None, out_dtype: torc
         straight-through; the weight itself gets none.
 
     Raises:
-        ContractError: shapes, dtypes or devices do not fit, out_dtype is another, or the weight's layout belongs to a backend.
+        ContractError: shapes, dtypes or devices do not fit, out_dtype is another, or the weight's layout belongs to a
+            backend.
     """
     y = project(x, w)
     if bias is not None:

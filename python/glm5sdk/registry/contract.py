@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from glm5sdk.core.errors import ContractError
 from glm5sdk.registry import contract_errors as errors
+from glm5sdk.registry.contract_scalars import READERS, as_size, scalar_kind, scalar_lines
 from glm5sdk.registry.contract_source import (
     DTYPE_NAMES,
     BindWriter,
@@ -30,7 +31,6 @@ from glm5sdk.registry.contract_source import (
     tuple_of,
     unflatten_source,
 )
-from glm5sdk.registry.contract_scalars import READERS, as_size, scalar_kind, scalar_lines
 from glm5sdk.registry.device import CONTRACT_NAMESPACE
 from glm5sdk.registry.formats import BYTE_FORMATS, cache_shape, page_size_of
 from glm5sdk.registry.shapes import TensorRule
@@ -116,6 +116,9 @@ def compile_contract(
         *condition_lines(where, named),
         *_gradient_lines(inputs, mutates),
         *_overlap_lines(inputs, mutates),
+        # Tensors without data have only a fake form.
+        "if not _cpu and _device is not None and _device.type == 'meta':",
+        "    _view = True",
         f"return _new(Bound, {tuple_of(bound)})",
     ]
     source = "\n".join(

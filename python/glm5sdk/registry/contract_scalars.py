@@ -63,7 +63,7 @@ def as_int(op: str, name: str, value: Any, want: str = "an int") -> Any:
 def as_size(op: str, name: str, value: Any) -> Any:
     """The size of an axis: what indices of 32 bits can count."""
     size = value if type(value) is int else as_int(op, name, value, "a size >= 0")
-    if size < 0 or type(size) is int and size >= INT32:
+    if size < 0 or (type(size) is int and size >= INT32):
         raise errors.type(op, name, size, "a size >= 0" if size < 0 else f"a size below {INT32}")
     return size
 

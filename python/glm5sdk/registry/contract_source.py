@@ -15,14 +15,15 @@ __all__ = [
     "Rules",
     "alloc_source",
     "condition_lines",
-    "names_in",
     "flatten_source",
+    "names_in",
     "parameter_list",
     "tuple_of",
     "unflatten_source",
 ]
 
-DTYPE_NAMES = ("f32", "f64", "_acc")  # conditions may compare a dtype argument with these; _acc is f64 for f64, else f32
+# What conditions may compare a dtype argument with; _acc is f64 for f64, else f32.
+DTYPE_NAMES = ("f32", "f64", "_acc")
 Rules = Mapping[str, TensorRule | AxisRule]
 
 
@@ -96,7 +97,7 @@ class BindWriter:
         return [*lines, *self._device(p, known), *self._rank(p, rule)]
 
     def _plain(self, p: str, word: str) -> list[str]:
-        """Memory as it is read: dense, contiguous, and no lazy negation, which lives in a flag that kernels never see."""
+        """Memory as it is read: dense, contiguous, and no lazy negation, which is a flag that kernels never see."""
         lines = [
             "try:",
             f"    if not {p}.is_contiguous():",

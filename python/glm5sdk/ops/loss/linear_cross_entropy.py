@@ -56,6 +56,7 @@ def backward(
     inputs={"hidden": "a[T, N]", "lm_head": "W[V, N]", "targets": "i64[T]"},
     outputs={"loss": "f32[T]", "lse": "f32[T]"},
     rows="T",
+    where=("V > 0",),
     grad=("hidden", "lm_head"),
     backward=backward,
     cost=cost,

@@ -50,6 +50,7 @@ def backward(grad_entropy: Tensor, hidden: Tensor, lm_head: WeightLike) -> tuple
     inputs={"hidden": "a[T, N]", "lm_head": "W[V, N]"},
     outputs={"entropy": "f32[T]"},
     rows="T",
+    where=("V > 0",),
     grad=("hidden", "lm_head"),
     backward=backward,
     cost=cost,
@@ -87,6 +88,7 @@ def linear_entropy(hidden: Tensor, lm_head: WeightLike) -> Tensor:
         s = surprise(project(hidden[rows], lm_head))
         total = torch.zeros_like(s[:, 0])
         for block in s.split(VOCAB_BLOCK, 1):
-            total = total + ((-block).exp() * block).sum(1)
+            # A token that cannot be drawn surprises without end, but never does.
+            total = total + torch.where(block == torch.inf, 0.0, (-block).exp() * block).sum(1)
         entropy[rows] = total
     return entropy
