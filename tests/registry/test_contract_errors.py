@@ -15,6 +15,8 @@ from glm5sdk.core.errors import ContractError
 from glm5sdk.registry import Weight, op
 from glm5sdk.registry.formats import cache_shape, kv_row_bytes, page_size_of
 
+pytestmark = pytest.mark.smoke
+
 T, H, C, R, P, S, DI, I = 2, 3, 4, 2, 5, 6, 7, 8
 
 

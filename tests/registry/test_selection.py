@@ -16,6 +16,8 @@ from glm5sdk.core.errors import ContractError, UnavailableError
 from glm5sdk.registry import Requires, at_most, current_use, multiple_of, one_of, select, strict, use
 from glm5sdk.registry.impl import CallInfo
 
+pytestmark = pytest.mark.smoke
+
 LEVELS = ("baseline", "avx2", "avx512", "avx512_vnni")
 calls: list[str] = []
 

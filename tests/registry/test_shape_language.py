@@ -12,6 +12,8 @@ from glm5sdk.core.errors import ContractError
 from glm5sdk.registry.contract_source import python
 from glm5sdk.registry.shapes import AxisRule, TensorRule, parse_dim, parse_rule
 
+pytestmark = pytest.mark.smoke
+
 NAMES = ("T", "N", "H", "Hi", "Di", "C", "R", "Pmax")
 FACTOR = st.one_of(st.integers(0, 12).map(str), st.sampled_from(NAMES))
 TERM = st.lists(FACTOR, min_size=1, max_size=3).map("*".join)

@@ -13,6 +13,8 @@ from glm5sdk.core.errors import ContractError
 from glm5sdk.registry import Layout, Requires, Weight, load_weight, use
 from glm5sdk.registry.weight import as_weight, from_parts, generation
 
+pytestmark = pytest.mark.smoke
+
 seen: list[tuple[int, ...]] = []
 
 

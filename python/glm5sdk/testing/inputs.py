@@ -75,7 +75,7 @@ def dtypes_of(op: Op[..., Any], impl: Impl) -> list[str]:
     if not any(isinstance(r, TensorRule) and (r.word == "a" or r.is_cache) for r in op.inputs.values()):
         return ["f32"]
     claimed = impl.requires.dtypes
-    wanted = [d for d in ("f32", "bf16", "f16") if d in claimed] if claimed else ["f32", "bf16"]
+    wanted: list[str] = [d for d in ("f32", "bf16", "f16") if d in claimed] if claimed else ["f32", "bf16"]
     return wanted or list(claimed)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -86,7 +86,7 @@ class _Verdict:
         if PAIR in properties and not report.skipped:
             self.ran.add(str(properties[PAIR]))
         if SLOWEST in properties:
-            seconds, example = properties[SLOWEST]  # type: ignore[misc]
+            seconds, example = cast("tuple[float, str]", properties[SLOWEST])
             self.slowest.append((float(seconds), f"{properties[PAIR]} [{example}]"))
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:

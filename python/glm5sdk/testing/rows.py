@@ -48,7 +48,8 @@ def check_rows(op: Op[..., Any], values: Mapping[str, Any], plain: Mapping[str, 
         first = call(take(op, values, torch.arange(cut)))
         rest = {**clone(values), **{name: first[name] for name in op.mutates}}
         second = call(take(op, rest, torch.arange(cut, count)))
-        joined = {n: torch.cat([first[n], second[n]], _place(op, n)) for n in op.outputs if _place(op, n) is not None}
+        places = {n: place for n in op.outputs if (place := _place(op, n)) is not None}
+        joined = {n: torch.cat([first[n], second[n]], place) for n, place in places.items()}
         _compare(op, f"split at {cut}", {**joined, **{n: second[n] for n in op.mutates}}, plain, torch.arange(count))
         return
     size = sum(v.numel() for v in values.values() if isinstance(v, Tensor))
