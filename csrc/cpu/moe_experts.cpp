@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kHiddenBytes = int64_t{64} << 20;  // tokens are taken in chunks whose hidden rows fit
 constexpr int64_t kSumBytes = int64_t{1} << 19;      // f32 sums that stay in the second-level cache
-constexpr int64_t kHalf = kPanelOuts / 2;
+constexpr int64_t kPairs = kPanelOuts;               // gate rows that stand before the up rows they belong to
 
 struct Experts {
   int64_t n, inner, count, active;  // N, I, E, A
@@ -32,24 +32,30 @@ struct Chunk {
   int64_t stride;
   T* y;
 
-  // hidden = silu(gate) * up. A panel of outputs holds kHalf gate rows, then the up rows that belong to them.
+  // hidden = silu(gate) * up. Outputs are taken in the order: kPairs gate rows, their up rows, the next gate rows, ...
+  // so a gate waits in hidden for its up, which the same thread computes next.
   void first_product() const {
     const int64_t n = shape.n, inner = shape.inner, active = shape.active;
     const float limit = shape.limit;
     grouped_gemm_tiles(
-        offsets, shape.count, 2 * inner, n, kPanelOuts, [=](int64_t r) { return x + row_ids[r] / active * n; },
+        offsets, shape.count, 2 * inner, n, 2 * kPairs, [=](int64_t r) { return x + row_ids[r] / active * n; },
         [=](int64_t e, int64_t o) {
-          const int64_t first = o / kPanelOuts * kHalf, j = o % kPanelOuts;
-          const int64_t pairs = inner - first < kHalf ? inner - first : kHalf;
-          const int64_t row = j < pairs ? first + j : inner + first + (j - pairs);
+          const int64_t first = o / (2 * kPairs) * kPairs, pairs = inner - first < kPairs ? inner - first : kPairs;
+          const int64_t j = o - 2 * first, row = j < pairs ? first + j : inner + first + (j - pairs);
           return w_gate_up + (e * 2 * inner + row) * n;
         },
         [=](int64_t r, int64_t o, const float* values, int64_t count) {
-          const float *gate = values, *up = values + count / 2;
-          float* to = hidden + r * stride + o / kPanelOuts * kHalf;
-          for_lanes(count / 2, [&](int64_t i, auto lanes) __attribute__((always_inline)) {
-            const f32v g = round_to<T>(load(gate + i, lanes)), u = round_to<T>(load(up + i, lanes));
-            store(to + i, gated<T>(g, u, limit), lanes);
+          const int64_t first = o / (2 * kPairs) * kPairs, pairs = inner - first < kPairs ? inner - first : kPairs;
+          float* to = hidden + r * stride + first;
+          const int64_t begin = o - 2 * first, end = begin + count;  // gates end and ups begin at `pairs`
+          const int64_t gates = begin >= pairs ? 0 : end < pairs ? count : pairs - begin;
+          for_lanes(gates, [&](int64_t i, auto lanes) __attribute__((always_inline)) {
+            store(to + begin + i, round_to<T>(load(values + i, lanes)), lanes);
+          });
+          float* pair = to + begin + gates - pairs;
+          for_lanes(count - gates, [&](int64_t i, auto lanes) __attribute__((always_inline)) {
+            const f32v up = round_to<T>(load(values + gates + i, lanes));
+            store(pair + i, gated<T>(load(pair + i, lanes), up, limit), lanes);
           });
         });
   }

@@ -57,8 +57,7 @@ Draw sample_row(const float* raw, int64_t n, const Request& request) {
   });
   const float lse = log_sum_exp(logits, n);
   if (request.temperature <= 0.0f) {
-    int64_t id = 0;
-    for (int64_t i = 1; i < n; ++i) id = logits[i] > logits[id] ? i : id;
+    const int64_t id = first_best(logits, n);
     return {id, logits[id] - lse, 0.0f};
   }
   for_lanes(n, [&](int64_t i, auto lanes) __attribute__((always_inline)) {

@@ -6,6 +6,13 @@
 
 namespace glm5::GLM5_LEVEL_NS {
 
+// The first index of the largest value; values hold no NaN.
+GLM5_INLINE int64_t first_best(const float* values, int64_t n) {
+  int64_t best = 0;
+  for (int64_t i = 1; i < n; ++i) best = values[i] > values[best] ? i : best;
+  return best;
+}
+
 // Every switch off: top_k <= 0, top_p >= 1, min_p <= 0.
 struct Filters {
   int64_t top_k;
@@ -81,8 +88,6 @@ inline void filter_row(const float* logits, const float* scaled, int64_t n, cons
     store(weights + i, weight, lanes);
     store(survivors + i, weight >= filters.min_p ? v : nothing, lanes);
   });
-  int64_t best = 0;
-  for (int64_t i = 1; i < n; ++i) best = logits[i] > logits[best] ? i : best;
   if (counted || nucleus) {
     double total = 0;
     for (int64_t i = 0; i < n; ++i) total += weights[i];
@@ -102,6 +107,7 @@ inline void filter_row(const float* logits, const float* scaled, int64_t n, cons
       survivors[id] = scaled[id];
     }
   }
+  const int64_t best = first_best(logits, n);
   survivors[best] = scaled[best];
 }
 
