@@ -132,6 +132,17 @@ def scratch_unwritten(x: Tensor, weight: Tensor, eps: float, y: Tensor, scratch:
     y += (0 * scratch.view(torch.float32).sum()).to(y.dtype)
 
 
+def norm_of_the_unrounded_sum(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, y: Tensor, residual_out: Tensor
+) -> None:
+    """Keeps the sum in float32 for the norm: closer to float64, and no longer what the two ops give."""
+    total = x.float() + residual.float()
+    residual_out.copy_(total)
+    wide = torch.empty_like(total)
+    honest("rms_norm")(total, weight.float(), eps, wide)
+    y.copy_(wide)
+
+
 # linear(x, w, bias, y)
 
 
@@ -287,6 +298,7 @@ MUTANTS = [
     _mutant("rms_norm", slow, "quick"),
     _mutant("rms_norm", scratch_overrun, "guards", workspace=lambda axes: 64),
     _mutant("rms_norm", scratch_unwritten, "right", "unwritten", workspace=lambda axes: 64),
+    _mutant("fused_add_rms_norm", norm_of_the_unrounded_sum, "fused"),
     _mutant("rms_norm_bwd", forgets_weight_gradient, "right", invariant=False),
     _mutant("linear", linear_tail_dropped, "right"),
     _mutant("linear", sum_depends_on_batch, "rows"),
@@ -318,4 +330,6 @@ class MutantBackend:
 
     def impls(self) -> list[Impl]:
         faulty = [Impl(m.op, f"mutant.{m.name}", "native", m.kernel, **{"invariant": True, **m.row}) for m in MUTANTS]
-        return faulty + [Impl(op, "mutant.honest", "native", honest(op), invariant=True) for op in HONEST]
+        # A fused kernel is compared with its parts in the same variant.
+        parts = [Impl(op, "mutant.norm_of_the_unrounded_sum", "native", honest(op)) for op in ("add", "rms_norm")]
+        return faulty + parts + [Impl(op, "mutant.honest", "native", honest(op), invariant=True) for op in HONEST]

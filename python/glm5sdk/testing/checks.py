@@ -72,6 +72,7 @@ class PairChecks:
             if invariant:
                 check_rows(self.op, values, plain, self._call, example.seed)
             self._threads(values, plain)
+            self._fused(values, plain)
             self._prepared(values, plain)
             self._fake(values, plain)
 
@@ -181,6 +182,17 @@ class PairChecks:
                 self._same("threads", f"on {count} threads", self._call(values), plain)
         finally:
             self.threads(before)
+
+    def _fused(self, values: Mapping[str, Any], plain: Mapping[str, Tensor]) -> None:
+        """A fused kernel rounds where the ops it fuses round: the same bits within a backend."""
+        if self.impl.kind != "native" or not any(i.kind == "composed" for i in self.op.implementations()):
+            return
+        with ExitStack() as stack:
+            fallen = [stack.enter_context(_counting(i)) for i in _references()]
+            stack.enter_context(use("composed", self.impl.name))
+            got = self._call(values)
+        if not any(fallen):
+            self._same("fused", "from the ops it fuses", got, plain)
 
     def _prepared(self, values: Mapping[str, Any], plain: Mapping[str, Tensor]) -> None:
         """A packed weight gives the bits of the plain one, and comes back exactly."""
