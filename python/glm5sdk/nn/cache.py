@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from glm5sdk.core.errors import CapacityError, ContractError
 from glm5sdk.nn.token_batch import TokenBatch
+from glm5sdk.registry.contract_scalars import as_int
 from glm5sdk.registry.formats import cache_shape, is_byte_format
 
-__all__ = ["LatentCache"]
+__all__ = ["CacheSizes", "LatentCache"]
+
+
+class CacheSizes(NamedTuple):
+    """What a cache and the model that fills it must agree on."""
+
+    latent: int
+    rope: int
+    index_dim: int
+    index_layers: tuple[bool, ...]
+    dtype: torch.dtype
 
 
 class LatentCache:
@@ -43,12 +55,18 @@ class LatentCache:
         index_format: str = "plain",
     ) -> None:
         for name, value in (("batch_size", batch_size), ("max_seq_len", max_seq_len), ("page_size", page_size)):
-            if value < 1:
+            if as_int("cache", name, value) < 1:
                 raise ContractError(f"cache: {name} is {value}, needs at least 1")
         self.batch_size, self.max_seq_len, self.page_size = batch_size, max_seq_len, page_size
         self.kv_format, self.index_format = kv_format, index_format
+        self.made_for = CacheSizes(latent, rope, index_dim, tuple(index_layers), dtype)
         pages_each = -(-max_seq_len // page_size)
         pages = batch_size * pages_each
+        if pages * page_size >= 2**31:
+            raise CapacityError(
+                f"cache: {batch_size} requests of {max_seq_len} tokens are {pages * page_size} rows, "
+                "needs fewer than 2147483648"
+            )
         table = torch.arange(pages, dtype=torch.int32).view(batch_size, pages_each)
         self.block_table = table.to(device)
         self.lengths = [0] * batch_size
@@ -56,10 +74,16 @@ class LatentCache:
         index_shape = cache_shape("index_cache", index_format, pages, page_size, index_dim)
         kv_dtype = torch.uint8 if is_byte_format(kv_format) else dtype
         index_dtype = torch.uint8 if is_byte_format(index_format) else dtype
-        self.kv = [torch.zeros(kv_shape, dtype=kv_dtype, device=device) for _ in index_layers]
-        self.index: list[Tensor | None] = [
-            torch.zeros(index_shape, dtype=index_dtype, device=device) if owns else None for owns in index_layers
-        ]
+        try:
+            self.kv = [torch.zeros(kv_shape, dtype=kv_dtype, device=device) for _ in index_layers]
+            self.index: list[Tensor | None] = [
+                torch.zeros(index_shape, dtype=index_dtype, device=device) if owns else None for owns in index_layers
+            ]
+        except RuntimeError as error:  # torch's word for no memory, the accelerators' OutOfMemoryError included
+            raise CapacityError(
+                f"cache: {batch_size} requests of {max_seq_len} tokens do not fit into memory, "
+                f"need fewer or shorter ones: {str(error).splitlines()[0]}"
+            ) from error
 
     @property
     def device(self) -> torch.device:

@@ -11,7 +11,7 @@ from glm5sdk import ops
 from glm5sdk.nn.context import ForwardContext
 from glm5sdk.nn.indexer import Indexer, IndexerState
 from glm5sdk.nn.layers import Linear, RMSNorm
-from glm5sdk.registry.weight import generation
+from glm5sdk.nn.stamp import stamp
 
 __all__ = ["LatentAttention", "LatentAttentionSizes"]
 
@@ -123,9 +123,10 @@ class LatentAttention(nn.Module):
         s, w = self.sizes, self.kv_b_proj.weight
         per_head = w.view(s.heads, s.nope + s.value, s.latent)
         if torch.is_grad_enabled() and w.requires_grad:
+            self._absorbed = None  # an optimiser's step is to be expected
             return per_head[:, : s.nope].transpose(1, 2), per_head[:, s.nope :]
-        stamp = (w.data_ptr(), w._version, generation(w), w.dtype, w.device)
-        if self._absorbed is None or self._absorbed[0] != stamp:
+        now = stamp(w)
+        if self._absorbed is None or self._absorbed[0] != now:
             w_uk = per_head[:, : s.nope].detach().transpose(1, 2).contiguous()
-            self._absorbed = (stamp, w_uk, per_head[:, s.nope :].detach().contiguous())
+            self._absorbed = (now, w_uk, per_head[:, s.nope :].detach().contiguous())
         return self._absorbed[1], self._absorbed[2]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from glm5sdk.core.config import BACKENDS_VARIABLE, backends_from_environment, strict_from_environment
 from glm5sdk.core.errors import ContractError, UnavailableError
@@ -21,6 +21,8 @@ _log = get_logger("select")
 T = TypeVar("T")
 _used: ContextVar[tuple[str, ...] | None] = ContextVar("glm5sdk_use", default=None)
 _strict: ContextVar[bool | None] = ContextVar("glm5sdk_strict", default=None)
+# What the scopes around this point replaced: kept by context, since one scope object may serve many threads at once.
+_outer: ContextVar[tuple[Any, ...]] = ContextVar("glm5sdk_outer", default=())
 _environment: tuple[str, ...] | None = None
 
 
@@ -29,13 +31,15 @@ class _Scope(Generic[T]):
 
     def __init__(self, variable: ContextVar[T], value: T) -> None:
         self._variable, self._value = variable, value
-        self._tokens: list[Token[T]] = []
 
     def __enter__(self) -> None:
-        self._tokens.append(self._variable.set(self._value))
+        _outer.set((*_outer.get(), self._variable.get()))
+        self._variable.set(self._value)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._variable.reset(self._tokens.pop())
+        *rest, before = _outer.get()
+        _outer.set(tuple(rest))
+        self._variable.set(before)
 
 
 def use(*names: str) -> _Scope[tuple[str, ...] | None]:

@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 
 from glm5sdk import ops
-from glm5sdk.core.errors import ContractError
+from glm5sdk.core.errors import CapacityError, ContractError
 from glm5sdk.models.glm5.padding import flatten_padding
 from glm5sdk.nn.cache import LatentCache
+from glm5sdk.registry.contract_scalars import as_float, as_int
 
 if TYPE_CHECKING:
     from glm5sdk.models.glm5.model import Glm5ForCausalLM
 
 __all__ = ["generate"]
+
+COLDEST, HOTTEST = 1e-5, 1e5
 
 
 @torch.no_grad()
@@ -48,7 +51,7 @@ def generate(
         input_ids: i64 [B, S], at least one real token a row.
         attention_mask: [B, S], 1 at real tokens; padding left or right.
         max_new_tokens: at least 1.
-        temperature: 0 is greedy.
+        temperature: 0 is greedy, else 1e-5 to 1e5.
         ignore_eos: go on past stop tokens.
         top_k: sample among so many best tokens; 0 keeps all.
         top_p: nucleus in (0, 1]; 1 keeps all.
@@ -66,9 +69,22 @@ def generate(
 
     Raises:
         ContractError: an argument is out of range; nothing was computed.
+        CapacityError: prompt and continuation exceed max_position_embeddings, or memory; nothing was computed.
     """
     rows = flatten_padding(input_ids, attention_mask, model.config.vocab_size)
+    max_new_tokens, prefill_chunk, top_k, seed = (
+        as_int("generate", name, value)
+        for name, value in (("max_new_tokens", max_new_tokens), ("prefill_chunk", prefill_chunk), ("top_k", top_k),
+                            ("seed", seed))
+    )  # fmt: skip
+    temperature, top_p, min_p = (
+        as_float("generate", name, value)
+        for name, value in (("temperature", temperature), ("top_p", top_p), ("min_p", min_p))
+    )
     _check(rows.lengths, max_new_tokens, temperature, top_p, min_p, prefill_chunk)
+    if on_token is not None and not callable(on_token):
+        raise ContractError(f"generate: on_token is {on_token!r}, needs a function")
+    _check_room(model, max(rows.lengths) + max_new_tokens, top_k, seed, len(rows.lengths))
     batch, device = len(rows.lengths), model.device
     stops = _stops(model, ignore_eos, stop_token_ids)
     cache = model.make_cache(batch, max(rows.lengths) + max_new_tokens, page_size, kv_format, index_format)
@@ -108,8 +124,11 @@ def _check(
         raise ContractError("generate: a prompt is empty, needs at least one real token in each row")
     if max_new_tokens < 1:
         raise ContractError(f"generate: max_new_tokens is {max_new_tokens}, needs at least 1")
-    if not 0.0 <= temperature < float("inf"):
-        raise ContractError(f"generate: temperature is {temperature}, needs a finite number >= 0")
+    if temperature != 0.0 and not COLDEST <= temperature <= HOTTEST:
+        raise ContractError(
+            f"generate: temperature is {temperature}, needs 0 (greedy) or {COLDEST} to {HOTTEST}: "
+            "outside of it logits / temperature are no longer numbers that float32 can tell apart"
+        )
     if not 0.0 < top_p <= 1.0:
         raise ContractError(f"generate: top_p is {top_p}, needs a number in (0, 1]")
     if not 0.0 <= min_p <= 1.0:
@@ -118,8 +137,28 @@ def _check(
         raise ContractError(f"generate: prefill_chunk is {prefill_chunk}, needs at least 1")
 
 
+def _check_room(model: Glm5ForCausalLM, length: int, top_k: int, seed: int, batch: int) -> None:
+    """The last token is drawn but never read, so it needs no position of its own."""
+    most = model.config.max_position_embeddings
+    if length - 1 > most:
+        raise CapacityError(
+            f"generate: the longest prompt and max_new_tokens are {length} tokens, "
+            f"needs at most {most + 1}, max_position_embeddings and one more"
+        )
+    if not -(2**31) <= top_k < 2**31:
+        raise ContractError(f"generate: top_k is {top_k}, needs an int of 32 bits; 0 keeps all tokens")
+    if not -(2**63) <= seed <= 2**63 - batch:
+        raise ContractError(f"generate: seed is {seed}, needs an int of 64 bits, with room for {batch} rows")
+
+
 def _stops(model: Glm5ForCausalLM, ignore_eos: bool, stop_token_ids: Iterable[int] | None) -> Tensor:
-    ids = [] if ignore_eos else list(model.config.eos_token_id if stop_token_ids is None else stop_token_ids)
+    given = model.config.eos_token_id if stop_token_ids is None else stop_token_ids
+    if not isinstance(given, Iterable) or isinstance(given, str):
+        raise ContractError(f"generate: stop_token_ids is {given!r}, needs token ids in a list")
+    ids = [as_int("generate", "a stop token", i.item() if isinstance(i, Tensor) else i) for i in given]
+    if bad := [i for i in ids if not 0 <= i < 2**31]:
+        raise ContractError(f"generate: a stop token is {bad[0]}, needs a token id")
+    ids = [] if ignore_eos else ids
     return torch.tensor(ids, dtype=torch.int64, device=model.device)
 
 

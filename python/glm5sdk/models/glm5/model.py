@@ -15,7 +15,7 @@ from glm5sdk.core.errors import ContractError
 from glm5sdk.models.glm5.config import Glm5Config
 from glm5sdk.models.glm5.decoder import Glm5Model, MtpLayer
 from glm5sdk.models.glm5.padding import RaggedRows, flatten_padding
-from glm5sdk.nn.cache import LatentCache
+from glm5sdk.nn.cache import CacheSizes, LatentCache
 from glm5sdk.nn.context import ForwardContext, Selection
 from glm5sdk.nn.layers import Linear
 from glm5sdk.nn.rope import RopeTable
@@ -175,12 +175,8 @@ class Glm5ForCausalLM(nn.Module):
             kv_format: "plain" (activation dtype) or "fp8_ds_mla".
             index_format: "plain" or "fp8".
         """
-        c = self.config
-        owns_index = [c.has_indexer(layer) for layer in range(c.num_layers)]
-        return LatentCache(
-            batch_size, max_seq_len, page_size, c.kv_lora_rank, c.qk_rope_head_dim, c.index_head_dim, owns_index,
-            self.dtype, self.device, kv_format, index_format,
-        )  # fmt: skip
+        sizes = self._cache_sizes()
+        return LatentCache(batch_size, max_seq_len, page_size, *sizes, self.device, kv_format, index_format)
 
     def generate(
         self,
@@ -215,13 +211,30 @@ class Glm5ForCausalLM(nn.Module):
         ids_T = rows.pick(input_ids)
         if cache is None:
             return self.hidden_states(ids_T, self.context(TokenBatch.packed(rows.lengths, self.device)))
-        if cache.batch_size != len(rows.lengths):
-            raise ContractError(f"model: batch is {len(rows.lengths)}, needs the cache's batch_size {cache.batch_size}")
+        self._check_cache(cache, len(rows.lengths))
         context = self.context(cache.batch(rows.lengths), cache)
         with torch.no_grad():
             hidden_TN = self.hidden_states(ids_T, context)
         cache.advance(rows.lengths)
         return hidden_TN
+
+    def _cache_sizes(self) -> CacheSizes:
+        c = self.config
+        owns_index = tuple(c.has_indexer(layer) for layer in range(c.num_layers))
+        return CacheSizes(c.kv_lora_rank, c.qk_rope_head_dim, c.index_head_dim, owns_index, self.dtype)
+
+    def _check_cache(self, cache: LatentCache, batch: int) -> None:
+        """Before the first layer: a later one would find its rows do not fit when earlier ones have been written."""
+        if not isinstance(cache, LatentCache):
+            raise ContractError(f"model: cache is {type(cache).__name__}, needs one from make_cache")
+        for name, got, want in zip(CacheSizes._fields, cache.made_for, self._cache_sizes(), strict=True):
+            if got != want:
+                raise ContractError(
+                    f"model: the cache's {name} is {got}, needs this model's {want}; "
+                    "was it made by another model, or before the model changed its dtype?"
+                )
+        if cache.batch_size != batch:
+            raise ContractError(f"model: batch is {batch}, needs the cache's batch_size {cache.batch_size}")
 
     def _pattern(self, layer: int, batch: TokenBatch, topk: int) -> Tensor:
         c = self.config

@@ -66,6 +66,8 @@ def flatten_padding(input_ids: Tensor, attention_mask: Tensor | None, vocab_size
 
 
 def _read_mask(mask: Tensor, batch: int, length: int) -> Tensor:
+    if not isinstance(mask, Tensor):
+        raise ContractError(f"model: attention_mask is {type(mask).__name__}, needs a tensor [{batch}, {length}]")
     if mask.dim() != 2 or mask.shape[0] != batch or mask.shape[1] < length:
         raise ContractError(f"model: attention_mask is {tuple(mask.shape)}, needs [{batch}, {length}]")
     if not bool(((mask == 0) | (mask == 1)).all()):
