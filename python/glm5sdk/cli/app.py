@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Optional
@@ -33,8 +35,19 @@ Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, float64, o
 
 def run() -> None:
     """Run the command line; an error made on purpose becomes one message and exit status 2."""
+    if sys.stdout is None:  # closed by whoever started us
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  for as long as the process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal's encoding may lack what a model writes
     try:
         app()
+    except BrokenPipeError:  # the reader has seen enough; nothing is left to flush into
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)
+    except OSError as error:
+        errors.print(f"[bold red]error[/] {type(error).__name__}: ", end="")
+        errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)
     except Glm5Error as error:
         errors.print(f"[bold red]error[/] {type(error).__name__}: ", end="")
         errors.print(str(error), markup=False, highlight=False, soft_wrap=True)

@@ -45,14 +45,16 @@ class Writer:
         self.model = Glm5ForCausalLM.from_pretrained(path, dtype=dtype)
         self.stops = sorted({*self.generation.stop_ids, *self.tokenizer.stop_ids})
 
-    def write(self, ids: Sequence[int], sampling: Sampling) -> tuple[list[int], float]:
-        """Stream the continuation of `ids`; its tokens (the stop token included) and seconds."""
+    def write(self, ids: Sequence[int], sampling: Sampling, before: str = "") -> tuple[list[int], float]:
+        """Stream `before` and the continuation of `ids`; its tokens (the stop token included) and seconds."""
         if not ids:
             raise ContractError("generate: the prompt is empty, needs at least one token")
         decoder = self.tokenizer.stream(hide=self.stops)
         new: list[int] = []
 
         def show(step: torch.Tensor) -> None:
+            if not new:
+                sys.stdout.write(before)  # not earlier: an argument may be refused
             new.append(int(step[0]))
             sys.stdout.write(decoder.push(new[-1]))
             sys.stdout.flush()
@@ -75,8 +77,7 @@ def continue_text(
     with chosen(backends):
         writer = Writer(path, dtype)
         ids = writer.tokenizer.encode(text)
-        sys.stdout.write(text)
-        new, seconds = writer.write(ids, sampling)
+        new, seconds = writer.write(ids, sampling, before=text)
     errors.print(
         f"[dim]{len(ids)} prompt tokens, {len(new)} new, {len(new) / seconds:.1f} tokens/s[/]", highlight=False
     )

@@ -129,6 +129,10 @@ def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     stored = settings.get("chat_template")
     if isinstance(stored, str):
         stored = [{"name": "default", "template": stored}]
+    if not isinstance(stored, (list, type(None))):
+        raise CheckpointError(
+            f"{folder / 'tokenizer_config.json'}: chat_template is {stored!r:.80}, needs a text or a list of templates"
+        )
     templates: dict[str, str] = {}
     for entry in stored or []:
         if not isinstance(entry, Mapping) or not all(isinstance(entry.get(key), str) for key in ("name", "template")):

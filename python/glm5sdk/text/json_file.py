@@ -27,7 +27,7 @@ def read_json_object(path: Path, *, needed: bool = False) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"{path}: file is unreadable ({error.strerror}), needs a JSON object") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: content is damaged ({error}), needs a JSON object") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: content is a JSON {type(value).__name__}, needs an object")

@@ -82,7 +82,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=_refuse_twins)
         if not isinstance(header, dict):
             raise ValueError("not an object")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"checkpoint: {file} has a corrupt header ({error}), needs JSON") from error
     header.pop("__metadata__", None)
     tensors = {name: _stored(name, entry, file) for name, entry in header.items()}
@@ -140,11 +140,11 @@ def _read_index(index: Path) -> dict[str, str]:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         if not isinstance(weight_map, dict) or not weight_map:
             raise ValueError("weight_map is empty or no table")
-    except (KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"checkpoint: {index} is corrupt ({error}), needs JSON with a weight_map") from error
     for name, shard in weight_map.items():
         # A shard beside the index, never a path that leads elsewhere.
-        if not isinstance(shard, str) or Path(shard).name != shard:
+        if not isinstance(shard, str) or Path(shard).name != shard or len(shard.encode(errors="replace")) > 255:
             raise CheckpointError(f"checkpoint: {index} maps {name} to {shard!r}, needs a file name beside the index")
     return weight_map
 

@@ -71,7 +71,8 @@ def save_checkpoint(
         extra_files: further files by name, as bytes or as a path to copy (tokenizer, generation config).
 
     Raises:
-        CheckpointError: a name, shape or dtype the config does not have, a name twice, or one that never came.
+        CheckpointError: a name, shape or dtype the config does not have, a name twice, or one that never came; or path
+            is no folder that can be written to.
     """
     extra = dict(extra_files or {})
     for name in extra:
@@ -79,8 +80,11 @@ def save_checkpoint(
             raise CheckpointError(f"save_checkpoint: extra file is {name!r}, needs a name that is not a checkpoint's")
     target = Path(path)
     made = not target.exists()
-    target.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=".saving-", dir=target))
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=".saving-", dir=target))
+    except OSError as error:
+        raise CheckpointError(f"save_checkpoint: {target} is no place to write ({error}), needs a folder") from error
     try:
         _save(target, staging, config, tensors, max_shard_bytes, extra)
     finally:

@@ -55,7 +55,7 @@ def read_config_file(path: str | PathLike[str]) -> dict[str, Any]:
         )
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"config: {file} is not JSON ({error}), needs a config.json") from error
     if not isinstance(values, dict):
         raise CheckpointError(f"config: {file} is a {type(values).__name__}, needs a JSON object")
