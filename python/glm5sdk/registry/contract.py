@@ -123,7 +123,7 @@ def compile_contract(
     ]
     source = "\n".join(
         [f"def bind({parameter_list(signature)}):", *["    " + line for line in lines], ""]
-        + [*alloc_source(outputs, axes, parameters), "", *flatten_source(signature, weights), ""]
+        + [*alloc_source(inputs, outputs, axes, parameters), "", *flatten_source(signature, weights), ""]
         + unflatten_source(parameters, weights)
     )
     defaults = {f"_default_{p}": q.default for p, q in signature.parameters.items() if q.default is not q.empty}

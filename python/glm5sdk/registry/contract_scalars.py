@@ -10,16 +10,14 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from glm5sdk.core.errors import ContractError
 from glm5sdk.registry import contract_errors as errors
+from glm5sdk.registry.device import SYMBOLIC, Tensor
 
 __all__ = ["READERS", "scalar_kind", "scalar_lines"]
 
 INT64 = 2**63
 INT32 = 2**31
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def scalar_kind(parameter: inspect.Parameter) -> tuple[str, bool]:
@@ -50,9 +48,9 @@ def scalar_lines(name: str, parameter: inspect.Parameter) -> list[str]:
 
 def as_int(op: str, name: str, value: Any, want: str = "an int") -> Any:
     """Ints of other libraries become int; a bool, a tensor or a float is a mistake, not a number."""
-    if isinstance(value, _SYMBOLIC):
+    if isinstance(value, SYMBOLIC):
         return value
-    if isinstance(value, (bool, torch.Tensor)) or not hasattr(type(value), "__index__"):
+    if isinstance(value, (bool, Tensor)) or not hasattr(type(value), "__index__"):
         raise errors.type(op, name, value, want)
     try:
         return int(value.__index__())
@@ -70,9 +68,9 @@ def as_size(op: str, name: str, value: Any) -> Any:
 
 def as_float(op: str, name: str, value: Any) -> Any:
     """Ints and floats of other libraries become float; bools, tensors and strings do not."""
-    if isinstance(value, _SYMBOLIC):
+    if isinstance(value, SYMBOLIC):
         return value
-    if isinstance(value, (bool, torch.Tensor, str, complex)) or getattr(value, "shape", ()) != ():
+    if isinstance(value, (bool, Tensor, str, complex)) or getattr(value, "shape", ()) != ():
         raise errors.type(op, name, value, "a float")
     try:
         return float(value)
@@ -84,9 +82,9 @@ def as_float(op: str, name: str, value: Any) -> Any:
 
 def as_bool(op: str, name: str, value: Any) -> Any:
     """Only bools of other libraries: 0, 1 and "false" are refused, since two of them would surprise."""
-    if isinstance(value, _SYMBOLIC):
+    if isinstance(value, SYMBOLIC):
         return value
-    if type(value).__name__ in ("bool_", "bool") and not isinstance(value, torch.Tensor):
+    if type(value).__name__ in ("bool_", "bool") and not isinstance(value, Tensor):
         return bool(value)
     raise errors.type(op, name, value, "True or False")
 

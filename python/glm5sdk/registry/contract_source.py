@@ -307,17 +307,25 @@ def condition_lines(where: Sequence[str], known: Sequence[str]) -> list[str]:
     return lines
 
 
-def alloc_source(outputs: Mapping[str, TensorRule], axes: Sequence[str], parameters: Sequence[str]) -> list[str]:
+def alloc_source(
+    inputs: Rules, outputs: Mapping[str, TensorRule], axes: Sequence[str], parameters: Sequence[str]
+) -> list[str]:
     """`alloc(bound)`: fresh outputs by the output rules."""
-    lines = ["def alloc(bound):", f"    {tuple_of(axes)} = bound.axes" if axes else "    pass"]
+    lines = ["def alloc(bound):", "    _args, _axes, _, _device, _a, _acc, _ = bound"]
+    lines += [f"    {tuple_of(axes)} = _axes"] if axes else []
+    tensors = {p: r for p, r in inputs.items() if isinstance(r, TensorRule) and not r.optional and not r.is_weight}
+    # `like.new_empty` finds its device, and its dtype where that is the same, faster than `empty` is told them.
+    like = next((p for p, r in tensors.items() if r.word == "a"), next(iter(tensors), None))
+    make, place = ("empty", ", device=_device") if like is None else ("_like.new_empty", "")
+    lines += [] if like is None else [f"    _like = _args[{parameters.index(like)}]"]
     made = []
     for rule in outputs.values():
-        dtype = {"a": "bound.activation", "f32": "bound.accumulator"}.get(rule.word, rule.word)
+        dtype = {"a": "_a", "f32": "_acc"}.get(rule.word, rule.word)
         if rule.word in parameters:
-            given = f"bound.args[{parameters.index(rule.word)}]"
-            dtype = f"bound.accumulator if {given} is f32 else {given} or bound.activation"  # f32 means f64 for f64
-        shape = tuple_of([python(d) for d in rule.dims])
-        made.append(f"empty({shape}, dtype={dtype}, device=bound.device)")
+            given = f"_args[{parameters.index(rule.word)}]"
+            dtype = f"_acc if {given} is f32 else {given} or _a"  # f32 means f64 for f64
+        same = like is not None and rule.word == "a" == tensors[like].word
+        made.append(f"{make}({tuple_of([python(d) for d in rule.dims])}{'' if same else f', dtype={dtype}'}{place})")
     return [*lines, f"    return {tuple_of(made)}"]
 
 

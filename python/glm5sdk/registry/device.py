@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Buffer, Parameter
 
-__all__ = ["ACTIVATIONS", "CONTRACT_NAMESPACE", "Device", "dtype_name", "named_dtype"]
+__all__ = ["ACTIVATIONS", "CONTRACT_NAMESPACE", "SYMBOLIC", "Device", "Tensor", "dtype_name", "named_dtype"]
 
 _NAMES = {
     torch.float64: "f64",
@@ -24,6 +24,7 @@ _NAMES = {
     torch.bool: "bool",
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)  # sizes and scalars while a graph is traced
 ACTIVATIONS = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
 QUANTISED = frozenset({torch.int8, torch.float8_e4m3fn})
 
