@@ -72,13 +72,13 @@ def train_copies(share: float, seed: int) -> tuple[Glm5ForCausalLM, Glm5ForCausa
     """(after dense training, with the indexers as they were drawn; after the whole recipe)."""
     torch.manual_seed(seed)
     model = Glm5ForCausalLM(small_config())
-    steps = [max(1, round(share * n)) for n in (320, 60, 20)]
+    steps = [max(1, round(share * n)) for n in (200, 50, 10)]
     phases = (
         Phase("dense", steps=steps[0], schedule="wsd", warmup=0.05, decay=0.3, final=0.1),
         Phase("indexer", steps=steps[1]),
         Phase("sparse", steps=steps[2], schedule="wsd", lr=0.2, warmup=0.0, decay=1.0, final=0.0),
     )
-    trainer = Trainer(model, Copies(seed, 16), phases, OptimizerConfig())
+    trainer = Trainer(model, Copies(seed, 16), phases, OptimizerConfig(muon_lr=1e-2, adamw_lr=1e-2))
     untrained = model
     with Progress(True) as progress:
         while not trainer.done:
