@@ -209,9 +209,9 @@ GLM5_INLINE u16v load_bits(const void* p, Part part) {
   return (u16v)_mm256_maskz_loadu_epi16((1u << part.n) - 1, p);
 #else
   uint16_t lanes[kLanes] = {};
-  const auto* bits = static_cast<const uint16_t*>(p);
+  const auto* bytes = static_cast<const char*>(p);  // rows of byte caches may begin at odd addresses
   for (int i = 0; i < kLanes - 1; ++i) {
-    if (i < part.n) lanes[i] = bits[i];
+    if (i < part.n) std::memcpy(lanes + i, bytes + 2 * i, 2);
   }
   return load_bits(lanes, Full{});
 #endif
@@ -223,9 +223,10 @@ GLM5_INLINE void store_bits(void* p, u16v bits, Part part) {
 #if GLM5_LEVEL == 2
   _mm256_mask_storeu_epi16(p, (1u << part.n) - 1, (__m256i)bits);
 #else
-  auto* out = static_cast<uint16_t*>(p);
+  auto* bytes = static_cast<char*>(p);
   for (int i = 0; i < kLanes - 1; ++i) {
-    if (i < part.n) out[i] = bits[i];
+    const uint16_t lane = bits[i];
+    if (i < part.n) std::memcpy(bytes + 2 * i, &lane, 2);
   }
 #endif
 }
