@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from glm5sdk.core.errors import CheckpointError
-from glm5sdk.models.glm5 import Glm5ForCausalLM
+from glm5sdk.models.glm5.model import Glm5ForCausalLM
 
 __all__ = ["STATE", "latest_checkpoint", "load_state", "save_state"]
 

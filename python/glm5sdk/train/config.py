@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 
 from glm5sdk.core.errors import ContractError
-from glm5sdk.models.glm5 import Glm5Config
+from glm5sdk.models.glm5.config import Glm5Config
 
 __all__ = ["OptimizerConfig", "Phase", "TrainConfig", "glm5_phases"]
 

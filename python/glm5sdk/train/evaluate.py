@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from glm5sdk.models.glm5 import Glm5ForCausalLM
+from glm5sdk.models.glm5.model import Glm5ForCausalLM
 from glm5sdk.nn.context import Selection
 from glm5sdk.train.data import IGNORED, Batch
 from glm5sdk.train.recipe import language_loss

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from glm5sdk.core.errors import CheckpointError
-from glm5sdk.models.glm5 import Glm5Config, Glm5ForCausalLM
+from glm5sdk.models.glm5.config import Glm5Config
+from glm5sdk.models.glm5.model import Glm5ForCausalLM
 from glm5sdk.train.config import OptimizerConfig
 from glm5sdk.train.muon import Muon, Partition
 

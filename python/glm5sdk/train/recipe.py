@@ -11,7 +11,7 @@ from torch import Tensor
 
 from glm5sdk import ops
 from glm5sdk.core.errors import ContractError
-from glm5sdk.models.glm5 import Glm5ForCausalLM
+from glm5sdk.models.glm5.model import Glm5ForCausalLM
 from glm5sdk.nn.token_batch import TokenBatch
 from glm5sdk.train.config import Phase
 from glm5sdk.train.data import IGNORED, Batch
@@ -74,7 +74,8 @@ def compute_losses(model: Glm5ForCausalLM, batch: Batch, phase: Phase, mtp_weigh
     collect_kl = phase.kind != "dense"
     experts: dict[int, Tensor] = {}
     zero = torch.zeros((), device=model.device)
-    language, mtp, kls = zero, zero, []
+    language, mtp = zero, zero
+    kls: list[Tensor] = []
 
     context = model.context(tokens, collect_kl=collect_kl, trace=_record(experts))
     hidden_TN = model.hidden_states(batch.ids.flatten(), context)

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from glm5sdk.core.errors import CheckpointError, ContractError
-from glm5sdk.models.glm5 import Glm5Config, Glm5ForCausalLM, preset
+from glm5sdk.models.glm5.config import Glm5Config
+from glm5sdk.models.glm5.model import Glm5ForCausalLM
+from glm5sdk.models.glm5.presets import preset
 from glm5sdk.train.bpe import END, save_tokenizer, train_tokenizer
 from glm5sdk.train.checkpoint import latest_checkpoint, load_state, save_state
 from glm5sdk.train.config import TrainConfig

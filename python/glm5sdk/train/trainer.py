@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from glm5sdk.core.errors import CheckpointError, ContractError
-from glm5sdk.models.glm5 import Glm5ForCausalLM
+from glm5sdk.models.glm5.model import Glm5ForCausalLM
 from glm5sdk.train.config import OptimizerConfig, Phase
 from glm5sdk.train.data import Batch, Batches
 from glm5sdk.train.optim import Optimizer
