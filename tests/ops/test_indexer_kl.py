@@ -93,6 +93,14 @@ def test_selection_beyond_the_length_is_refused() -> None:
 
 
 @pytest.mark.parametrize("indices", [None, INDICES])
+def test_page_outside_the_pool_is_refused(indices: Tensor | None) -> None:
+    given = list(arguments(indices))
+    given[6] = i32([[4, 5], [0, 3]])
+    with pytest.raises(ContractError, match="the page of a key.* is 5, needs 0 <= value < 5"):
+        ops.indexer_kl.reference(*given)
+
+
+@pytest.mark.parametrize("indices", [None, INDICES])
 def test_gradients_reach_the_indexer_alone(indices: Tensor | None) -> None:
     given = arguments(indices)
     check_backward(ops.indexer_kl, *given)
