@@ -8,8 +8,9 @@ from pathlib import Path
 from rich.console import Console
 
 from glm5sdk.cli.choose import chosen
+from glm5sdk.core.errors import UnavailableError
 from glm5sdk.train.config import OptimizerConfig, TrainConfig, glm5_phases
-from glm5sdk.train.run import train
+from glm5sdk.train.run import TrainResult, train
 
 __all__ = ["train_model"]
 
@@ -55,13 +56,12 @@ def train_model(
     )
 
 
-def _plot(result: object, file: Path) -> str:
+def _plot(result: TrainResult, file: Path) -> str:
     """Plot if matplotlib is here; what to tell the person about it."""
-    from glm5sdk.core.errors import UnavailableError
-    from glm5sdk.train.plot import plot_history
+    from glm5sdk.train.plot import plot_losses
 
     try:
-        plot_history(result, file)  # type: ignore[arg-type]
+        plot_losses(result.history, file)
     except UnavailableError as error:
         return f"; no plot: {error}"
     return f"; plot in {file}"
