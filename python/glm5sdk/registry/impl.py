@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from glm5sdk.core.errors import ContractError
 from glm5sdk.registry.weight import Layout
 
 __all__ = ["CallInfo", "Impl", "Requires", "at_most", "multiple_of", "one_of"]
+
+KINDS = ("native", "composed", "reference")
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,10 @@ class Impl:
     invariant: bool = False
     workspace: Callable[[Mapping[str, int]], int] | None = None
     layout: Layout | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ContractError(f"{self.op}: kind of {self.name} is {self.kind!r}, needs one of: {', '.join(KINDS)}")
 
     @property
     def backend(self) -> str:

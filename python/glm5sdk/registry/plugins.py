@@ -127,9 +127,15 @@ def _load(name: str, get: object) -> LoadedBackend:
         if isinstance(found, str):
             loaded.reason = found
             return loaded
+        if not isinstance(found, Device):
+            raise ContractError(f"backend {backend.name}: probe() gave {found!r}, needs a Device or the reason why not")
         loaded.device = found
-        impls = backend.impls()
-        for impl in impls:
+        impls = list(backend.impls())
+        for i, impl in enumerate(impls):
+            if not isinstance(impl, Impl):
+                raise ContractError(f"backend {backend.name}: impls()[{i}] is {impl!r}, needs an Impl")
+            if any(impl.op == other.op and impl.name == other.name for other in impls[:i]):
+                raise ContractError(f"backend {backend.name}: {impl.name} of {impl.op} stands twice, needs one row")
             if impl.backend != backend.name:
                 raise ContractError(
                     f"backend {backend.name}: implementation is named {impl.name}, needs {backend.name}.*"
