@@ -39,8 +39,9 @@ class Toy:
     def impls(self):
         if MODE == "import fails":
             import nothing_of_that_name
-        row = Impl("rms_norm", "other.x" if MODE == "other name" else "toy.x", "nativ" if MODE == "other kind" else "native",
-                   kernel, Requires(device=("cpu",), dtypes=("f32",)), invariant=True)
+        name = "other.x" if MODE == "other name" else "toy.x"
+        kind = "nativ" if MODE == "other kind" else "native"
+        row = Impl("rms_norm", name, kind, kernel, Requires(("cpu",), ("f32",)), invariant=True)
         return {"no list": None, "no row": [None], "twice": [row, row]}.get(MODE, [row])
 
 
@@ -95,7 +96,8 @@ def test_the_suite_catches_a_kernel_that_is(package: Path, mode: str) -> None:
 @pytest.mark.parametrize(
     ("mode", "words"),
     [
-        ("probe raises", "no such card"), ("probe gives nothing", "needs a Device"), ("import fails", "nothing_of_that"),
+        ("probe raises", "no such card"), ("probe gives nothing", "needs a Device"),
+        ("import fails", "nothing_of_that_name"),
         ("other name", "needs toy."), ("other kind", "kind of toy.x is 'nativ'"), ("no list", "TypeError"),
         ("no row", "needs an Impl"), ("twice", "stands twice"), ("old api", "api_version is 0"),
     ],

@@ -155,6 +155,20 @@ def test_checkpointed_layers_have_the_same_gradients(model: Glm5ForCausalLM) -> 
         assert (a is None and b is None) or torch.equal(a, b)
 
 
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_layer_compiles_into_one_graph(trains: bool) -> None:
+    model = fresh(num_hidden_layers=2, num_nextn_predict_layers=0)
+    layer = list(model.model.layers.values() if hasattr(model.model.layers, "values") else model.model.layers)[1]
+    context = model.context(TokenBatch.packed([7, 7]))
+    hidden = model.model.embed_tokens(IDS.flatten()).detach()
+    torch._dynamo.reset()
+    with torch.set_grad_enabled(trains):
+        want = layer(hidden, None, context)
+        got = torch.compile(layer, backend="aot_eager", fullgraph=True)(hidden, None, context)
+    torch._dynamo.reset()
+    assert all(map(torch.equal, got, want))
+
+
 # Misuse.
 
 

@@ -125,6 +125,8 @@ class LatentAttention(nn.Module):
         if torch.is_grad_enabled() and w.requires_grad:
             self._absorbed = None  # an optimiser's step is to be expected
             return per_head[:, : s.nope].transpose(1, 2), per_head[:, s.nope :]
+        if torch.compiler.is_compiling():  # a graph keeps nothing between calls
+            return per_head[:, : s.nope].transpose(1, 2), per_head[:, s.nope :]
         now = stamp(w)
         if self._absorbed is None or self._absorbed[0] != now:
             w_uk = per_head[:, : s.nope].detach().transpose(1, 2).contiguous()
