@@ -123,5 +123,5 @@ def test_hostile_data(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match="stream is 10 tokens long, needs at least seq_len"):
         Windows(torch.zeros(10, dtype=torch.int32), 1, 10, 0)
     latin = tmp_path / "latin.txt"
-    latin.write_bytes(b"caf\xe9 " * 100)
+    latin.write_bytes(b"na\xefve " * 100)
     assert len(tokenise([latin], train_tokenizer([latin], VOCABULARY), 0)) > 1
