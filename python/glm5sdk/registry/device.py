@@ -27,6 +27,7 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)  # sizes and scalars while a graph is traced
 ACTIVATIONS = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
 QUANTISED = frozenset({torch.int8, torch.float8_e4m3fn})
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)  # numbers while a graph is traced
 
 
 @dataclass(frozen=True)
