@@ -97,7 +97,7 @@ class OptimizerConfig:
 
 
 def glm5_phases(
-    total: float, unit: str = "seconds", shares: tuple[float, float, float] = (0.72, 0.12, 0.16)
+    total: float, unit: str = "seconds", shares: tuple[float, float, float] = (0.74, 0.10, 0.16)
 ) -> tuple[Phase, ...]:
     """GLM-5's order at any size: dense training, indexer warm-up, sparse adaptation.
 
@@ -114,9 +114,11 @@ def glm5_phases(
         return Phase(kind, steps, seconds, lr, schedule, warmup, decay, final)
 
     return (
-        phase("dense", shares[0], 1.0, "wsd", 0.02, 0.6, 0.15),
-        phase("indexer", shares[1], 1.0, "cosine", 0.05, 0.0, 0.1),
-        phase("sparse", shares[2], 0.15, "wsd", 0.0, 1.0, 0.0),
+        # Falls over the end of the dense and all of the sparse phase as if they were one. Indexers have few steps and
+        # nothing to unlearn: a rate that the model would not survive suits them.
+        phase("dense", shares[0], 1.0, "wsd", 0.02, 0.6, 0.3),
+        phase("indexer", shares[1], 5.0, "cosine", 0.05, 0.0, 0.1),
+        phase("sparse", shares[2], 0.3, "wsd", 0.0, 1.0, 0.0),
     )
 
 
