@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from itertools import pairwise
 from os import PathLike
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["new_figure", "plot_losses", "save_figure"]
 
 INK, BLUE, ORANGE, GREEN = "#333333", "#2b6cb0", "#dd6b20", "#2f855a"
+_NEIGHBOURS = 4  # steps on each side
 _TITLES = {"dense": "dense", "indexer": "indexer\nwarm-up", "sparse": "sparse"}
 
 
@@ -73,22 +74,20 @@ def plot_losses(history: Sequence[Record], path: str | PathLike[str], title: str
 
 
 def _curve(axes: Axes, records: Sequence[Record], values: Sequence[float], color: str, label: str) -> None:
-    """The values faintly, their running mean clearly; a gap where steps are missing."""
-    steps: list[float] = []
-    raw: list[float] = []
-    smooth: list[float] = []
-    for record, value in zip(records, values, strict=True):
-        if steps and record.step != steps[-1] + 1:
-            steps.append(math.nan)
-            raw.append(math.nan)
-            smooth.append(math.nan)
-        before = smooth[-1] if smooth and not math.isnan(smooth[-1]) else value
-        steps.append(record.step)
-        raw.append(value)
-        smooth.append(0.9 * before + 0.1 * value)
-    if steps:
+    """The values faintly, the mean of each with its neighbours clearly; a gap where steps are missing."""
+    for number, (start, end) in enumerate(_stretches(records)):
+        steps, raw = [r.step for r in records[start:end]], values[start:end]
+        windows = [raw[max(0, i - _NEIGHBOURS) : i + _NEIGHBOURS + 1] for i in range(len(raw))]
         axes.plot(steps, raw, color=color, alpha=0.25, linewidth=0.8)
-        axes.plot(steps, smooth, color=color, linewidth=1.6, label=label)
+        name = label if number == 0 else None
+        axes.plot(steps, [sum(w) / len(w) for w in windows], color=color, linewidth=1.6, label=name)
+
+
+def _stretches(records: Sequence[Record]) -> list[tuple[int, int]]:
+    """Ranges of records whose steps follow each other."""
+    cuts = [i for i in range(1, len(records)) if records[i].step != records[i - 1].step + 1]
+    edges = [0, *cuts, len(records)] if records else []
+    return list(pairwise(edges))
 
 
 def _phases(axes: Axes, history: Sequence[Record], named: bool) -> None:
