@@ -17,8 +17,8 @@ from glm5sdk.train import TrainConfig, TrainResult, glm5_phases, train
 from glm5sdk.train.data import find_texts
 from glm5sdk.train.plot import plot_losses
 
-# Installed packages and test suites would make the text another one on every machine; pydoc_data is prose in strings.
-FOREIGN = {"site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data"}
+# Installed packages and test suites would make the text another one on every machine.
+FOREIGN = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 PROMPT = '''import os
 import sys
 
