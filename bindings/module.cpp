@@ -5,7 +5,7 @@
 
 namespace glm5::python {
 
-#define GLM5_OP(op) void bind_##op(py::module_& module);
+#define GLM5_OP(op, ...) void bind_##op(py::module_& module);
 #include "glm5_ops.inc"
 #undef GLM5_OP
 
@@ -45,7 +45,9 @@ PYBIND11_MODULE(_C, module) {
   module.def("cpu_level", [] { return static_cast<int>(glm5::cpu_level()); });
   module.def("get_num_threads", &glm5::get_num_threads);
   module.def("set_num_threads", &glm5::set_num_threads, py::arg("n"));
-#define GLM5_OP(op) bind_##op(module);
+  py::dict levels;  // of each op: the instruction levels that have a kernel of their own
+#define GLM5_OP(op, ...) bind_##op(module), levels[#op] = py::make_tuple(__VA_ARGS__);
 #include "glm5_ops.inc"
 #undef GLM5_OP
+  module.attr("levels") = levels;
 }

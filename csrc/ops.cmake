@@ -24,3 +24,12 @@ set(GLM5_OPS
   topk_indexer_with_scores
   window_stride_indices
 )
+
+# Which of them also have kernels for 8-bit dot products, for bf16 dot products and for matrix tiles.
+set(GLM5_VNNI_OPS)
+set(GLM5_BF16_OPS
+  linear
+)
+set(GLM5_AMX_OPS
+  linear
+)

@@ -11,7 +11,7 @@
 namespace glm5::GLM5_LEVEL_NS {
 
 // The register tile: kTileRows * kTileOuts accumulators, kTileRows vectors of x and one of w fit the registers.
-#if GLM5_LEVEL == 2
+#if GLM5_LEVEL >= 2
 constexpr int kTileRows = 4, kTileOuts = 6;
 #elif GLM5_LEVEL == 1
 constexpr int kTileRows = 3, kTileOuts = 4;

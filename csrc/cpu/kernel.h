@@ -1,7 +1,7 @@
 // How a kernel file becomes one function per instruction level plus the public function that picks one.
 //
-// Every csrc/cpu/<op>.cpp is compiled once per level; CMake defines GLM5_LEVEL (0, 1, 2) and GLM5_LEVEL_NS
-// (baseline, avx2, avx512). Whatever a kernel file or a kernel header defines lives in glm5::GLM5_LEVEL_NS.
+// Every csrc/cpu/<op>.cpp is compiled once per level; CMake defines GLM5_LEVEL (0 to 5, the numbers of glm5::Level)
+// and GLM5_LEVEL_NS (baseline, avx2, avx512, and for some ops avx512_vnni, avx512_bf16, amx). Whatever a kernel file or a kernel header defines lives in glm5::GLM5_LEVEL_NS.
 // Containers and algorithms of std:: stay out of these files: their instantiations would be shared between levels.
 #pragma once
 
@@ -12,28 +12,53 @@
 #include "glm5/tensor.h"
 #include "glm5/thread_pool.h"
 
-#if defined(__x86_64__)
-#define GLM5_DECLARE_LEVELS(op, parameters) \
-  namespace glm5 {                          \
-  namespace baseline {                      \
-  void op parameters;                       \
-  }                                         \
-  namespace avx2 {                          \
-  void op parameters;                       \
-  }                                         \
-  namespace avx512 {                        \
-  void op parameters;                       \
-  }                                         \
+#define GLM5_DECLARE_LEVEL(name, op, parameters) \
+  namespace glm5::name {                         \
+  void op parameters;                            \
   }
-#define GLM5_PICK_LEVEL(op, arguments)                         \
-  if (ctx.level >= Level::avx512) return avx512::op arguments; \
-  if (ctx.level >= Level::avx2) return avx2::op arguments;     \
+#define GLM5_USE_LEVEL(name, op, arguments) \
+  if (ctx.level >= Level::name) return name::op arguments;
+
+// The levels above avx512 exist for the ops that csrc/ops.cmake lists under them.
+#if GLM5_HAS_VNNI
+#define GLM5_DECLARE_VNNI(op, parameters) GLM5_DECLARE_LEVEL(avx512_vnni, op, parameters)
+#define GLM5_USE_VNNI(op, arguments) GLM5_USE_LEVEL(avx512_vnni, op, arguments)
+#else
+#define GLM5_DECLARE_VNNI(op, parameters)
+#define GLM5_USE_VNNI(op, arguments)
+#endif
+#if GLM5_HAS_BF16
+#define GLM5_DECLARE_BF16(op, parameters) GLM5_DECLARE_LEVEL(avx512_bf16, op, parameters)
+#define GLM5_USE_BF16(op, arguments) GLM5_USE_LEVEL(avx512_bf16, op, arguments)
+#else
+#define GLM5_DECLARE_BF16(op, parameters)
+#define GLM5_USE_BF16(op, arguments)
+#endif
+#if GLM5_HAS_AMX
+#define GLM5_DECLARE_AMX(op, parameters) GLM5_DECLARE_LEVEL(amx, op, parameters)
+#define GLM5_USE_AMX(op, arguments) GLM5_USE_LEVEL(amx, op, arguments)
+#else
+#define GLM5_DECLARE_AMX(op, parameters)
+#define GLM5_USE_AMX(op, arguments)
+#endif
+
+#if defined(__x86_64__)
+#define GLM5_DECLARE_LEVELS(op, parameters)    \
+  GLM5_DECLARE_LEVEL(baseline, op, parameters) \
+  GLM5_DECLARE_LEVEL(avx2, op, parameters)     \
+  GLM5_DECLARE_LEVEL(avx512, op, parameters)   \
+  GLM5_DECLARE_VNNI(op, parameters)            \
+  GLM5_DECLARE_BF16(op, parameters)            \
+  GLM5_DECLARE_AMX(op, parameters)
+#define GLM5_PICK_LEVEL(op, arguments)  \
+  GLM5_USE_AMX(op, arguments)           \
+  GLM5_USE_BF16(op, arguments)          \
+  GLM5_USE_VNNI(op, arguments)          \
+  GLM5_USE_LEVEL(avx512, op, arguments) \
+  GLM5_USE_LEVEL(avx2, op, arguments)   \
   return baseline::op arguments;
 #else
-#define GLM5_DECLARE_LEVELS(op, parameters) \
-  namespace glm5::baseline {                \
-  void op parameters;                       \
-  }
+#define GLM5_DECLARE_LEVELS(op, parameters) GLM5_DECLARE_LEVEL(baseline, op, parameters)
 #define GLM5_PICK_LEVEL(op, arguments) return baseline::op arguments;
 #endif
 

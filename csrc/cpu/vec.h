@@ -15,7 +15,7 @@
 
 namespace glm5::GLM5_LEVEL_NS {
 
-#if GLM5_LEVEL == 2
+#if GLM5_LEVEL >= 2
 constexpr int kLanes = 16;
 #elif GLM5_LEVEL == 1
 constexpr int kLanes = 8;
@@ -44,7 +44,7 @@ GLM5_INLINE i32v lane_index() {
 
 // a * b + c: one rounding where the level has the instruction, two on the baseline.
 GLM5_INLINE f32v fma(f32v a, f32v b, f32v c) {
-#if GLM5_LEVEL == 2
+#if GLM5_LEVEL >= 2
   return _mm512_fmadd_ps(a, b, c);
 #elif GLM5_LEVEL == 1
   return _mm256_fmadd_ps(a, b, c);
@@ -55,7 +55,7 @@ GLM5_INLINE f32v fma(f32v a, f32v b, f32v c) {
 
 // The larger or smaller of the two; b when either is NaN.
 GLM5_INLINE f32v max(f32v a, f32v b) {
-#if GLM5_LEVEL == 2
+#if GLM5_LEVEL >= 2
   return _mm512_max_ps(a, b);
 #elif GLM5_LEVEL == 1
   return _mm256_max_ps(a, b);
@@ -64,7 +64,7 @@ GLM5_INLINE f32v max(f32v a, f32v b) {
 #endif
 }
 GLM5_INLINE f32v min(f32v a, f32v b) {
-#if GLM5_LEVEL == 2
+#if GLM5_LEVEL >= 2
   return _mm512_min_ps(a, b);
 #elif GLM5_LEVEL == 1
   return _mm256_min_ps(a, b);
@@ -84,7 +84,7 @@ GLM5_INLINE f32v fill_past(f32v v, Part part, float fill) {
 // ---- f32 <-> 16-bit, a vector of values held as f32 or as bits ----
 
 GLM5_INLINE f32v from_bits(bf16, u16v bits) {
-#if GLM5_LEVEL == 2
+#if GLM5_LEVEL >= 2
   return (f32v)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)bits), 16);
 #elif GLM5_LEVEL == 1
   return (f32v)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)bits), 16);
@@ -109,14 +109,14 @@ GLM5_INLINE u16v to_bits(bf16, f32v v) {
 
 #if GLM5_LEVEL >= 1
 GLM5_INLINE f32v from_bits(f16, u16v bits) {
-#if GLM5_LEVEL == 2
+#if GLM5_LEVEL >= 2
   return _mm512_cvtph_ps((__m256i)bits);
 #else
   return _mm256_cvtph_ps((__m128i)bits);
 #endif
 }
 GLM5_INLINE u16v to_bits(f16, f32v v) {
-#if GLM5_LEVEL == 2
+#if GLM5_LEVEL >= 2
   return (u16v)_mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
   return (u16v)_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -175,7 +175,7 @@ GLM5_INLINE void store(float* p, f32v v, Full = {}) {
 }
 
 GLM5_INLINE f32v load(const float* p, Part part) {
-#if GLM5_LEVEL == 2
+#if GLM5_LEVEL >= 2
   return _mm512_maskz_loadu_ps((1u << part.n) - 1, p);
 #elif GLM5_LEVEL == 1
   return _mm256_maskload_ps(p, (__m256i)(lane_index() < part.n));
@@ -188,7 +188,7 @@ GLM5_INLINE f32v load(const float* p, Part part) {
 #endif
 }
 GLM5_INLINE void store(float* p, f32v v, Part part) {
-#if GLM5_LEVEL == 2
+#if GLM5_LEVEL >= 2
   _mm512_mask_storeu_ps(p, (1u << part.n) - 1, v);
 #elif GLM5_LEVEL == 1
   _mm256_maskstore_ps(p, (__m256i)(lane_index() < part.n), v);
@@ -205,7 +205,7 @@ GLM5_INLINE u16v load_bits(const void* p, Full) {
   return bits;
 }
 GLM5_INLINE u16v load_bits(const void* p, Part part) {
-#if GLM5_LEVEL == 2
+#if GLM5_LEVEL >= 2
   return (u16v)_mm256_maskz_loadu_epi16((1u << part.n) - 1, p);
 #else
   uint16_t lanes[kLanes] = {};
@@ -220,7 +220,7 @@ GLM5_INLINE void store_bits(void* p, u16v bits, Full) {
   std::memcpy(p, &bits, sizeof bits);
 }
 GLM5_INLINE void store_bits(void* p, u16v bits, Part part) {
-#if GLM5_LEVEL == 2
+#if GLM5_LEVEL >= 2
   _mm256_mask_storeu_epi16(p, (1u << part.n) - 1, (__m256i)bits);
 #else
   auto* bytes = static_cast<char*>(p);
@@ -272,7 +272,7 @@ GLM5_INLINE void for_lanes(int64_t n, F&& f) {
 
 template <class Combine>
 GLM5_INLINE float reduce_lanes(f32v v, Combine combine) {
-#if GLM5_LEVEL == 2
+#if GLM5_LEVEL >= 2
   v = combine(v, _mm512_shuffle_f32x4(v, v, 0x4e));
   v = combine(v, _mm512_shuffle_f32x4(v, v, 0xb1));
   v = combine(v, _mm512_permute_ps(v, 0x4e));
@@ -298,7 +298,7 @@ GLM5_INLINE float reduce_max(f32v v) {
 
 // out[i] = reduce_add(v[i]) for four vectors at once, the same bits.
 GLM5_INLINE void reduce_add4(f32v a, f32v b, f32v c, f32v d, float* out) {
-#if GLM5_LEVEL == 2
+#if GLM5_LEVEL >= 2
   const __m512 ab = _mm512_shuffle_f32x4(a, b, 0x44) + _mm512_shuffle_f32x4(a, b, 0xee);
   const __m512 cd = _mm512_shuffle_f32x4(c, d, 0x44) + _mm512_shuffle_f32x4(c, d, 0xee);
   __m512 v = _mm512_shuffle_f32x4(ab, cd, 0x88) + _mm512_shuffle_f32x4(ab, cd, 0xdd);

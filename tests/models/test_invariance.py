@@ -141,7 +141,7 @@ def test_runs_are_repeatable(model: Glm5ForCausalLM) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("level", ["baseline", "avx2", "avx512"])
+@pytest.mark.parametrize("level", ["baseline", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"])
 def test_every_level_is_invariant(model: Glm5ForCausalLM, level: str) -> None:
     variants = {impl.variant for impl in glm5sdk.backends()["cpu"].impls}
     if level not in variants:

@@ -16,7 +16,7 @@ def native():
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`level` runs a test at every instruction level that has its own kernels and that this processor has."""
+    """`level` runs a test at every instruction level that this processor has."""
     if "level" in metafunc.fixturenames:
-        names = ["baseline", "avx2", "avx512"][: _C.cpu_level() + 1]
+        names = ["baseline", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"][: _C.cpu_level() + 1]
         metafunc.parametrize("level", range(len(names)), ids=names)

@@ -1,4 +1,4 @@
-"""The CPU backend of glm5sdk: native kernels at three instruction levels, chosen from CPUID at run time."""
+"""The CPU backend of glm5sdk: native kernels from baseline to AVX-512 and AMX, chosen from CPUID at run time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class CpuBackend:
 
     name = "cpu"
     api_version = 1
-    # Lowest first: `use("cpu.avx2")` is a cap. The last two have no kernels of their own yet and run avx512's.
-    levels = ("baseline", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
+    # Lowest first: `use("cpu.avx2")` is a cap. An op without a kernel at a level runs the best one below it.
+    levels = ("baseline", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
     automatic = True
 
     def probe(self) -> Device | str:

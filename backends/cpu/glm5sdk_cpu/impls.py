@@ -13,7 +13,6 @@ from glm5sdk_cpu import _C
 __all__ = ["implementations"]
 
 FLOATS = ("f32", "bf16", "f16")
-KERNEL_LEVELS = ("baseline", "avx2", "avx512")
 PRIORITY = 100  # above composed and reference; a level adds its rank
 
 
@@ -61,8 +60,8 @@ ROWS = (
 
 def implementations(levels: Sequence[str]) -> list[Impl]:
     """Every row at every level that this processor can run."""
-    usable = KERNEL_LEVELS[: min(_C.cpu_level(), len(KERNEL_LEVELS) - 1) + 1]
-    return [_implementation(row, level, levels.index(level)) for row in ROWS for level in usable]
+    most = _C.cpu_level()
+    return [_implementation(row, levels[n], n) for row in ROWS for n in _C.levels[row.op] if n <= most]
 
 
 def _implementation(row: Row, level: str, rank: int) -> Impl:

@@ -15,7 +15,7 @@ constexpr int kKeyBlock = 64;
 static_assert(kKeyBlock % kLanes == 0, "a block of scores is whole vectors");
 
 // Register tiles: heads by keys for the scores, heads by vectors of columns for the weighted sum of values.
-#if GLM5_LEVEL == 2
+#if GLM5_LEVEL >= 2
 constexpr int kScoreHeads = 4, kScoreKeys = 6;
 constexpr int kValueHeads = 4, kValueVectors = 4;
 #else

@@ -17,7 +17,7 @@ GLM5_INLINE u8v load_bytes(const uint8_t* p, Full) {
   return v;
 }
 GLM5_INLINE u8v load_bytes(const uint8_t* p, Part part) {
-#if GLM5_LEVEL == 2
+#if GLM5_LEVEL >= 2
   return (u8v)_mm_maskz_loadu_epi8((1u << part.n) - 1, p);
 #else
   uint8_t lanes[kLanes] = {};
@@ -31,7 +31,7 @@ GLM5_INLINE void store_bytes(uint8_t* p, u8v v, Full) {
   std::memcpy(p, &v, sizeof v);
 }
 GLM5_INLINE void store_bytes(uint8_t* p, u8v v, Part part) {
-#if GLM5_LEVEL == 2
+#if GLM5_LEVEL >= 2
   _mm_mask_storeu_epi8(p, (1u << part.n) - 1, (__m128i)v);
 #else
   for (int i = 0; i < kLanes - 1; ++i) {
@@ -42,7 +42,7 @@ GLM5_INLINE void store_bytes(uint8_t* p, u8v v, Part part) {
 
 // Spelled out per level: GCC 12 takes the vector apart for __builtin_convertvector.
 GLM5_INLINE u32v widen_bytes(u8v v) {
-#if GLM5_LEVEL == 2
+#if GLM5_LEVEL >= 2
   return (u32v)_mm512_cvtepu8_epi32((__m128i)v);
 #elif GLM5_LEVEL == 1
   return (u32v)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)v));
@@ -56,7 +56,7 @@ GLM5_INLINE u32v widen_bytes(u8v v) {
 #endif
 }
 GLM5_INLINE u8v narrow_to_bytes(u32v v) {
-#if GLM5_LEVEL == 2
+#if GLM5_LEVEL >= 2
   return (u8v)_mm512_cvtepi32_epi8((__m512i)v);
 #else
   return __builtin_convertvector(v, u8v);

@@ -14,7 +14,7 @@ constexpr int kNoiseTokens = 4 * kLanes;  // tokens whose noise is made at once
 
 // a * b of the even lanes, 64 bits each.
 GLM5_INLINE u64v multiply_even(u32v a, u32v b) {
-#if GLM5_LEVEL == 2
+#if GLM5_LEVEL >= 2
   return (u64v)_mm512_mul_epu32((__m512i)a, (__m512i)b);
 #elif GLM5_LEVEL == 1
   return (u64v)_mm256_mul_epu32((__m256i)a, (__m256i)b);

@@ -18,7 +18,7 @@ GLM5_INLINE void rope_factors(const float* cos_sin, int64_t r, bool interleaved,
 }
 
 GLM5_INLINE f32v swap_neighbours(f32v v) {
-#if GLM5_LEVEL == 2
+#if GLM5_LEVEL >= 2
   return _mm512_permute_ps(v, 0xb1);
 #elif GLM5_LEVEL == 1
   return _mm256_permute_ps(v, 0xb1);

@@ -4,7 +4,7 @@
 namespace glm5 {
 
 // Instruction levels, ordered: each op runs its best variant not above the level it is given.
-enum class Level : int { baseline = 0, avx2 = 1, avx512 = 2, avx512_vnni = 3, avx512_bf16 = 4 };
+enum class Level : int { baseline = 0, avx2 = 1, avx512 = 2, avx512_vnni = 3, avx512_bf16 = 4, amx = 5 };
 
 struct Context {
   Level level = Level::baseline;

@@ -51,5 +51,5 @@ def chosen_variants(variants: Sequence[str], levels: Sequence[str], tier: Tier) 
     ordered = [level for level in levels if level in variants]
     others = [variant for variant in variants if variant not in levels]
     if not tier.every_variant and len(ordered) > 2:
-        ordered = [ordered[0], ordered[-1]]
+        ordered = [ordered[0], *ordered[-2 if len(ordered) > 3 else -1 :]]
     return ordered + others
