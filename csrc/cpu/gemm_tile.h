@@ -2,8 +2,13 @@
 //
 // Each output owns kLanes chains along k (lane l adds k = l, l + kLanes, ... ascending, one fma each, a masked tail)
 // and one fixed tree over the lanes. Tiles, panels and threads only choose which outputs are computed together.
+// Two bf16 operands go through gemm_dot.h or gemm_amx.h where the level has them.
 #pragma once
 
+#include <type_traits>
+
+#include "cpu/gemm_amx.h"
+#include "cpu/gemm_dot.h"
 #include "cpu/vec.h"
 #include "glm5/scratch.h"
 #include "glm5/thread_pool.h"
@@ -94,12 +99,50 @@ GLM5_INLINE int64_t gemm_block_rows(int64_t k) {
   return rows < 4 * kTileRows ? 4 * kTileRows : rows > 256 ? 256 : rows;
 }
 
+// Whether rows of X times rows of W are bf16 products with instructions of their own at this level.
+template <class X, class W>
+constexpr bool kBf16Products = GLM5_LEVEL >= 4 && std::is_same_v<X, bf16> && std::is_same_v<W, bf16>;
+
+// Outputs are split between threads at multiples of this.
+template <class X, class W>
+constexpr int64_t kSplitOuts = kBf16Products<X, W> && GLM5_LEVEL >= 5 ? 32 : kTileOuts;
+
+template <class F>
+using row_element = std::remove_cv_t<std::remove_pointer_t<decltype(std::declval<F>()(int64_t{}))>>;
+
+// Rows that go past a panel of w together.
+template <class X, class W>
+GLM5_INLINE int64_t block_rows(int64_t k) {
+  if constexpr (!kBf16Products<X, W>) return gemm_block_rows(k);
+  if constexpr (GLM5_LEVEL >= 5) return 512;
+  const int64_t rows = kBlockBytes / 2 / (k + 1) / kTileRows * kTileRows;
+  return rows < 4 * kTileRows ? 4 * kTileRows : rows > 256 ? 256 : rows;
+}
+
 // Rows [r0, r1) times outputs [o0, o1) on the calling thread.
 //   x_row(r) -> const X*, w_row(o) -> const W*: rows of k elements, anywhere (a gather is fine)
 //   emit(r, o, values, n): receives outputs o .. o+n-1 of row r as f32, once each; n <= kPanelOuts
 template <class XRow, class WRow, class Emit>
 inline void gemm_block(XRow&& x_row, int64_t r0, int64_t r1, WRow&& w_row, int64_t o0, int64_t o1, int64_t k,
                        Emit&& emit) {
+#if GLM5_LEVEL >= 5
+  using X = row_element<XRow>;
+  using W = row_element<WRow>;
+  if constexpr (kBf16Products<X, W>) {
+    for (int64_t r = r0, rows; r < r1; r += rows) {
+      rows = r1 - r < block_rows<X, W>(k) ? r1 - r : block_rows<X, W>(k);
+      rows <= kFewRows ? amx_few_rows(x_row, r, rows, w_row, o0, o1, k, emit)
+                       : amx_many_rows(x_row, r, rows, w_row, o0, o1, k, emit);
+    }
+    return;
+  }
+#elif GLM5_LEVEL == 4
+  using X = row_element<XRow>;
+  using W = row_element<WRow>;
+  if constexpr (kBf16Products<X, W>) {
+    return dot_block(x_row, r0, r1, block_rows<X, W>(k), w_row, o0, o1, k, emit);
+  }
+#endif
   const int64_t block = gemm_block_rows(k), stride = padded_row(k);
   const int64_t most = r1 - r0 < block ? r1 - r0 : block;
   // Few rows read w once: widening it first would only add traffic.
@@ -140,15 +183,18 @@ inline void gemm_block(XRow&& x_row, int64_t r0, int64_t r1, WRow&& w_row, int64
 // The whole product over the thread pool; arguments as for gemm_block.
 template <class XRow, class WRow, class Emit>
 inline void gemm(int64_t rows, int64_t outs, int64_t k, XRow&& x_row, WRow&& w_row, Emit&& emit) {
+  using X = row_element<XRow>;
+  using W = row_element<WRow>;
   if (rows <= 0 || outs <= 0) return;
-  const int64_t block = gemm_block_rows(k);
+  constexpr int64_t granule = kSplitOuts<X, W>;
+  const int64_t block = block_rows<X, W>(k);
   const int64_t row_blocks = (rows + block - 1) / block;
   const int64_t work = rows * outs * (k + 1);
   // Split outputs only as far as the threads need, in whole register tiles.
   int64_t parts = (4 * get_num_threads() + row_blocks - 1) / row_blocks;
   const int64_t worth = work / row_blocks >> 16;  // a part below 64K products is not worth a thread
   if (parts > worth) parts = worth > 1 ? worth : 1;
-  int64_t width = ((outs + parts - 1) / parts + kTileOuts - 1) / kTileOuts * kTileOuts;
+  const int64_t width = ((outs + parts - 1) / parts + granule - 1) / granule * granule;
   const int64_t out_parts = (outs + width - 1) / width;
   const int64_t grain = work >> 16 ? 1 : row_blocks * out_parts;
   parallel_for(row_blocks * out_parts, grain, [&](int64_t begin, int64_t end) {

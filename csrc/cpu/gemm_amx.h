@@ -1,0 +1,257 @@
+// bf16 products on AMX tiles: 16 rows of w (as they lie in memory) times up to 16 rows of x (laid out in pairs).
+//
+// A result takes its k in steps of 32 ascending, the last filled with zeros, each step as the tile instruction adds it:
+// the bits depend on the two rows and k alone. Results that leave their tile between depths are kept as they are.
+#pragma once
+
+#include "cpu/tiles.h"
+#include "cpu/transpose.h"
+#include "glm5/scratch.h"
+
+#if GLM5_LEVEL >= 5
+
+namespace glm5::GLM5_LEVEL_NS {
+
+constexpr int64_t kStep = 32;         // k of one tile instruction
+constexpr int64_t kFewRows = 32;      // rows of x that go past w at once: w streams through once, unpacked
+constexpr int64_t kDepthSteps = 16;   // of many rows: steps whose w and x stay in the caches
+constexpr int64_t kChunkOuts = 256;   // of many rows: outputs whose unfinished results stay in the second-level cache
+constexpr int64_t kTilePair = 2 * kTileHeight;
+constexpr int64_t kAheadBytes = 512;  // how far before its use w is asked for
+
+// [steps * 16][columns] pairs of `columns` (at most 16) rows of x; rows past `rows` and k past the end are zero.
+template <class XRow>
+inline void pack_columns(XRow&& x_row, int64_t rows, int columns, int64_t k, uint32_t* to) {
+  const int64_t steps = (k + kStep - 1) / kStep;
+  for (int64_t s = 0; s < steps; ++s) {
+    const int64_t at = s * kStep, left = k - at;
+    const __mmask32 real = left < kStep ? (__mmask32{1} << left) - 1 : ~__mmask32{0};
+    f32v pairs[16];
+    for (int c = 0; c < 16; ++c) {
+      pairs[c] = c < rows ? (f32v)_mm512_maskz_loadu_epi16(real, x_row(c) + at) : f32v{};
+      if (columns == 1) break;
+    }
+    if (columns == 1) {
+      _mm512_storeu_ps(to + at / 2, pairs[0]);
+      continue;
+    }
+    transpose(pairs);
+    const __mmask16 lanes = static_cast<__mmask16>((1u << columns) - 1);
+    for (int i = 0; i < 16; ++i) _mm512_mask_storeu_ps(to + (s * 16 + i) * columns, lanes, pairs[i]);
+  }
+}
+
+// Sixteen rows of w: where a step's tile lies, and the distance of its rows in bytes.
+struct WeightRows {
+  const char* first;
+  int64_t stride;
+  const char* last_step;  // the last step when k ends inside it: a tile of its own, filled with zeros
+  int64_t whole_steps;
+
+  GLM5_INLINE const char* tile(int64_t s, int64_t* row_bytes) const {
+    *row_bytes = s < whole_steps ? stride : kTileBytes;
+    return s < whole_steps ? first + s * kTileBytes : last_step;
+  }
+};
+
+// Step s of `rows` (at most 16) rows of w as a whole tile.
+template <class WRow>
+GLM5_INLINE void copy_tile(WRow&& w_row, int64_t rows, int64_t s, int64_t k, char* to) {
+  const int64_t left = k - s * kStep;
+  const __mmask32 real = left < kStep ? (__mmask32{1} << left) - 1 : ~__mmask32{0};
+  for (int64_t r = 0; r < kTileHeight; ++r) {
+    const __m512i row = r < rows ? _mm512_maskz_loadu_epi16(real, w_row(r) + s * kStep) : _mm512_setzero_si512();
+    _mm512_store_si512(to + r * kTileBytes, row);
+  }
+}
+
+// Rows o .. o + rows - 1 of w, in place when they lie evenly; else copied to `buffer` ([steps] tiles).
+template <class WRow>
+inline WeightRows weight_rows(WRow&& w_row, int64_t o, int64_t rows, int64_t k, char* buffer) {
+  auto row = [&](int64_t r) __attribute__((always_inline)) { return w_row(o + r); };
+  const int64_t steps = (k + kStep - 1) / kStep;
+  const char* first = reinterpret_cast<const char*>(row(0));
+  int64_t stride = 0;
+  bool even = rows == kTileHeight;
+  if (even) {
+    stride = reinterpret_cast<const char*>(row(1)) - first;
+    for (int64_t r = 2; r < rows; ++r) even &= reinterpret_cast<const char*>(row(r)) - first == r * stride;
+  }
+  if (even) {
+    if (k % kStep) copy_tile(row, rows, steps - 1, k, buffer);
+    return {first, stride, buffer, k / kStep};
+  }
+  for (int64_t s = 0; s < steps; ++s) copy_tile(row, rows, s, k, buffer + s * kTileSize);
+  return {buffer, kTileBytes, buffer, 0};
+}
+
+// As tile(), for rows that were copied whole: every step lies behind the one before.
+GLM5_INLINE const char* tile_of(const WeightRows& w, int64_t s, int64_t* row_bytes) {
+  if (w.first == w.last_step) {
+    *row_bytes = kTileBytes;
+    return w.first + s * kTileSize;
+  }
+  return w.tile(s, row_bytes);
+}
+
+// Sums steps [s0, s1) of W (1 or 2) times 16 outputs and C (1 or 2) blocks of columns into tiles 0 .. 3 (2 * w + c).
+template <int W, int C>
+GLM5_INLINE void tile_steps(const WeightRows* w, const uint32_t* const* x, int columns, int64_t s0, int64_t s1) {
+  const int64_t x_row = 4 * columns, x_step = 16 * columns;
+  for (int64_t s = s0; s < s1; ++s) {
+    int64_t stride;
+    const char* tile = tile_of(w[0], s, &stride);
+    for (int r = 0; r < kTileHeight; ++r) _mm_prefetch(tile + r * stride + kAheadBytes, _MM_HINT_T1);
+    _tile_loadd(4, tile, stride);
+    _tile_loadd(6, x[0] + s * x_step, x_row);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (C > 1) {
+      _tile_loadd(7, x[1] + s * x_step, x_row);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    if constexpr (W > 1) {
+      tile = tile_of(w[1], s, &stride);
+      for (int r = 0; r < kTileHeight; ++r) _mm_prefetch(tile + r * stride + kAheadBytes, _MM_HINT_T1);
+      _tile_loadd(5, tile, stride);
+      _tile_dpbf16ps(2, 5, 6);
+      if constexpr (C > 1) _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+}
+
+// Tiles that stand for results of two groups of outputs and two blocks of columns, from and to [2 * w + c] tiles.
+template <int W, int C>
+GLM5_INLINE void load_results(const float* from, bool zero, int64_t row_bytes) {
+  if (zero) {
+    _tile_zero(0);
+    if constexpr (C > 1) _tile_zero(1);
+    if constexpr (W > 1) _tile_zero(2);
+    if constexpr (W > 1 && C > 1) _tile_zero(3);
+    return;
+  }
+  _tile_loadd(0, from, row_bytes);
+  if constexpr (C > 1) _tile_loadd(1, from + 256, row_bytes);
+  if constexpr (W > 1) _tile_loadd(2, from + 512, row_bytes);
+  if constexpr (W > 1 && C > 1) _tile_loadd(3, from + 768, row_bytes);
+}
+template <int W, int C>
+GLM5_INLINE void store_results(float* to, int64_t row_bytes) {
+  _tile_stored(0, to, row_bytes);
+  if constexpr (C > 1) _tile_stored(1, to + 256, row_bytes);
+  if constexpr (W > 1) _tile_stored(2, to + 512, row_bytes);
+  if constexpr (W > 1 && C > 1) _tile_stored(3, to + 768, row_bytes);
+}
+
+// Emits finished tiles: `columns` rows of x from row r, `outs` (at most 32) outputs from o.
+template <class Emit>
+inline void emit_results(const float* results, int columns, int64_t r, int64_t rows, int64_t o, int64_t outs,
+                         Emit&& emit) {
+  const int64_t blocks = (rows + 15) / 16;
+  alignas(64) float values[16 * kTilePair];
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int64_t here = rows - 16 * b < 16 ? rows - 16 * b : 16;
+    for (int64_t w = 0; w * kTileHeight < outs; ++w) {
+      const float* tile = results + (2 * w + b) * 256;
+      if (columns == 1) {
+        store(values + w * kTileHeight, load(tile));
+        continue;
+      }
+      f32v lanes[16];
+      const __mmask16 real = static_cast<__mmask16>((1u << columns) - 1);
+      for (int i = 0; i < 16; ++i) lanes[i] = _mm512_maskz_loadu_ps(real, tile + i * columns);
+      transpose(lanes);
+      for (int64_t c = 0; c < here; ++c) store(values + c * kTilePair + w * kTileHeight, lanes[c]);
+    }
+    for (int64_t c = 0; c < here; ++c) emit(r + 16 * b + c, o, values + c * kTilePair, outs);
+  }
+}
+
+template <int W, int C>
+GLM5_INLINE void few_rows_tile(const WeightRows* w, const uint32_t* const* x, int columns, int64_t steps,
+                               float* results) {
+  load_results<W, C>(results, true, 4 * columns);
+  tile_steps<W, C>(w, x, columns, 0, steps);
+  store_results<W, C>(results, 4 * columns);
+}
+
+// At most kFewRows rows: every weight is read once, from where it lies.
+template <class XRow, class WRow, class Emit>
+inline void amx_few_rows(XRow&& x_row, int64_t r0, int64_t rows, WRow&& w_row, int64_t o0, int64_t o1, int64_t k,
+                         Emit&& emit) {
+  const int64_t steps = (k + kStep - 1) / kStep;
+  const int columns = static_cast<int>(rows < 16 ? rows : 16);
+  const bool two = rows > 16;
+  Scratch scratch;
+  uint32_t* packed = scratch.take<uint32_t>(2 * steps * 16 * 16);
+  char* buffer = scratch.take<char>(2 * steps * kTileSize);
+  alignas(64) float results[4 * 256];
+  const uint32_t* x[2] = {packed, packed + steps * 16 * columns};
+  pack_columns([&](int64_t c) { return x_row(r0 + c); }, rows < 16 ? rows : 16, columns, k, packed);
+  if (two) {
+    pack_columns([&](int64_t c) { return x_row(r0 + 16 + c); }, rows - 16, columns, k, packed + steps * 16 * columns);
+  }
+  Tiles tiles(columns);
+  for (int64_t o = o0; o < o1; o += kTilePair) {
+    const int64_t outs = o1 - o < kTilePair ? o1 - o : kTilePair;
+    WeightRows w[2];
+    w[0] = weight_rows(w_row, o, outs < kTileHeight ? outs : kTileHeight, k, buffer);
+    if (outs > kTileHeight) {
+      w[1] = weight_rows(w_row, o + kTileHeight, outs - kTileHeight, k, buffer + steps * kTileSize);
+      two ? few_rows_tile<2, 2>(w, x, columns, steps, results) : few_rows_tile<2, 1>(w, x, columns, steps, results);
+    } else {
+      two ? few_rows_tile<1, 2>(w, x, columns, steps, results) : few_rows_tile<1, 1>(w, x, columns, steps, results);
+    }
+    emit_results(results, columns, r0, rows, o, outs, emit);
+  }
+}
+
+// Any number of rows: w is copied tile by tile, a depth at a time, and meets all rows while it is in the cache.
+template <class XRow, class WRow, class Emit>
+inline void amx_many_rows(XRow&& x_row, int64_t r0, int64_t rows, WRow&& w_row, int64_t o0, int64_t o1, int64_t k,
+                          Emit&& emit) {
+  const int64_t steps = (k + kStep - 1) / kStep, blocks = (rows + 15) / 16, pairs = (blocks + 1) / 2;
+  Scratch scratch;
+  uint32_t* packed = scratch.take<uint32_t>(2 * pairs * steps * 256);
+  for (int64_t b = 0; b < 2 * pairs; ++b) {
+    const int64_t here = rows - 16 * b;
+    pack_columns([&](int64_t c) { return x_row(r0 + 16 * b + c); }, here < 0 ? 0 : here < 16 ? here : 16, 16, k,
+                 packed + b * steps * 256);
+  }
+  char* panel = scratch.take<char>(2 * kDepthSteps * kTileSize);
+  const bool whole = steps <= kDepthSteps;
+  float* unfinished = scratch.take<float>((whole ? 1 : kChunkOuts / kTilePair * pairs) * 4 * 256);
+  Tiles tiles(16);
+  for (int64_t chunk = o0; chunk < o1; chunk += kChunkOuts) {
+    const int64_t chunk_end = chunk + kChunkOuts < o1 ? chunk + kChunkOuts : o1;
+    for (int64_t s0 = 0; s0 < steps; s0 += kDepthSteps) {
+      const int64_t depth = steps - s0 < kDepthSteps ? steps - s0 : kDepthSteps;
+      for (int64_t o = chunk; o < chunk_end; o += kTilePair) {
+        const int64_t outs = chunk_end - o < kTilePair ? chunk_end - o : kTilePair;
+        WeightRows w[2];
+        for (int64_t g = 0; g < 2; ++g) {
+          char* tile = panel + g * kDepthSteps * kTileSize;
+          const int64_t here = outs - g * kTileHeight;
+          for (int64_t s = 0; s < depth; ++s) {
+            copy_tile([&](int64_t r) { return w_row(o + g * kTileHeight + r); }, here < 0 ? 0 : here < 16 ? here : 16,
+                      s0 + s, k, tile + s * kTileSize);
+          }
+          w[g] = {tile, kTileBytes, tile, 0};
+        }
+        for (int64_t p = 0; p < pairs; ++p) {
+          const uint32_t* x[2] = {packed + (2 * p * steps + s0) * 256, packed + ((2 * p + 1) * steps + s0) * 256};
+          float* results = unfinished + (whole ? 0 : ((o - chunk) / kTilePair * pairs + p) * 4 * 256);
+          load_results<2, 2>(results, s0 == 0, kTileBytes);
+          tile_steps<2, 2>(w, x, 16, 0, depth);
+          store_results<2, 2>(results, kTileBytes);
+          if (s0 + depth < steps) continue;
+          const int64_t left = rows - p * kFewRows;
+          emit_results(results, 16, r0 + p * kFewRows, left < kFewRows ? left : kFewRows, o, outs, emit);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace glm5::GLM5_LEVEL_NS
+
+#endif
