@@ -6,6 +6,7 @@
 #pragma once
 
 #include <type_traits>
+#include <utility>
 
 #include "cpu/gemm_amx.h"
 #include "cpu/gemm_dot.h"

@@ -6,6 +6,10 @@
 
 namespace glm5::GLM5_LEVEL_NS {
 
+template <class F>
+using expert_row_element =
+    std::remove_cv_t<std::remove_pointer_t<decltype(std::declval<F>()(int64_t{}, int64_t{}))>>;
+
 // Rows offsets[e] .. offsets[e + 1] times the `outs` outputs of expert e.
 //   x_row(r), w_row(e, o): rows of k elements; emit(r, o, values, n) as for gemm_block
 //   granule: outputs are split at multiples of it
@@ -19,7 +23,7 @@ inline void grouped_gemm_tiles(const int32_t* offsets, int64_t experts, int64_t 
   };
   Scratch scratch;
   Group* groups = scratch.take<Group>(all_rows < experts ? all_rows : experts);
-  const int64_t block = gemm_block_rows(k), work = all_rows * outs * (k + 1);
+  const int64_t block = block_rows<row_element<XRow>, expert_row_element<WRow>>(k), work = all_rows * outs * (k + 1);
   // A unit is about a quarter of a thread's share, and never below 64K products: waking a thread costs more.
   const int64_t share = work / (4 * get_num_threads());
   const int64_t target = share > (1 << 16) ? share : 1 << 16;

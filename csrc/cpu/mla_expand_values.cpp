@@ -12,10 +12,11 @@ void expand_typed(const TensorView& out, const TensorView& w_uv, const TensorVie
   const T *xs = out.data<T>(), *ws = w_uv.data<T>();
   T* to = y.out<T>();
   if (tokens == 0 || heads == 0 || outs == 0) return;
-  const int64_t block = gemm_block_rows(k), row_blocks = (tokens + block - 1) / block;
+  const int64_t block = block_rows<T, T>(k), row_blocks = (tokens + block - 1) / block;
   // Heads split the work; outputs do where there are too few heads for the threads.
   int64_t parts = (4 * get_num_threads() + heads * row_blocks - 1) / (heads * row_blocks);
-  const int64_t width = ((outs + parts - 1) / parts + kTileOuts - 1) / kTileOuts * kTileOuts;
+  constexpr int64_t granule = kSplitOuts<T, T>;
+  const int64_t width = ((outs + parts - 1) / parts + granule - 1) / granule * granule;
   parts = (outs + width - 1) / width;
   const int64_t unit_work = (tokens < block ? tokens : block) * width * (k + 1);
   parallel_for(heads * row_blocks * parts, (int64_t{1} << 16) / unit_work + 1, [&](int64_t begin, int64_t end) {

@@ -23,12 +23,16 @@ struct Experts {
 // One chunk of tokens. Tensors start at its first token.
 template <class T>
 struct Chunk {
+  // Hidden rows hold values of T; as T where the level multiplies T by T, else widened once for all outputs.
+  using Hidden = std::conditional_t<kBf16Products<T, T>, T, float>;
+  static constexpr int64_t kSplit = kSplitOuts<Hidden, T>;
+
   const Experts& shape;
   int64_t tokens;
   const T *x, *w_gate_up, *w_down;
   const float* weights;
   const int32_t *row_ids, *offsets;
-  float* hidden;  // [rows, stride]: values of T held as f32
+  Hidden* hidden;  // [rows, stride]
   int64_t stride;
   T* y;
 
@@ -46,13 +50,13 @@ struct Chunk {
         },
         [=](int64_t r, int64_t o, const float* values, int64_t count) {
           const int64_t first = o / (2 * kPairs) * kPairs, pairs = inner - first < kPairs ? inner - first : kPairs;
-          float* to = hidden + r * stride + first;
+          Hidden* to = hidden + r * stride + first;
           const int64_t begin = o - 2 * first, end = begin + count;  // gates end and ups begin at `pairs`
           const int64_t gates = begin >= pairs ? 0 : end < pairs ? count : pairs - begin;
           for_lanes(gates, [&](int64_t i, auto lanes) __attribute__((always_inline)) {
             store(to + begin + i, round_to<T>(load(values + i, lanes)), lanes);
           });
-          float* pair = to + begin + gates - pairs;
+          Hidden* pair = to + begin + gates - pairs;
           for_lanes(count - gates, [&](int64_t i, auto lanes) __attribute__((always_inline)) {
             const f32v up = round_to<T>(load(values + gates + i, lanes));
             store(pair + i, gated<T>(load(pair + i, lanes), up, limit), lanes);
@@ -70,7 +74,7 @@ struct Chunk {
       const int64_t begin = first_not_below(row_ids, offsets[e], offsets[e + 1], t0 * active);
       const int64_t end = first_not_below(row_ids, begin, offsets[e + 1], t1 * active);
       if (begin == end) continue;
-      gemm_block([=](int64_t r) { return static_cast<const float*>(hidden + r * stride); }, begin, end,
+      gemm_block([=](int64_t r) { return static_cast<const Hidden*>(hidden + r * stride); }, begin, end,
                  [=](int64_t o) { return w_down + (e * n + o) * inner; }, o0, o1, inner,
                  [=](int64_t r, int64_t o, const float* values, int64_t count) {
                    const int32_t slot = row_ids[r];
@@ -92,7 +96,7 @@ struct Chunk {
     int64_t best_units = 0, best_reads = 0;
     for (int64_t columns = 1;; ++columns) {
       int64_t w = (shape.n + columns - 1) / columns;
-      w = (w + kTileOuts - 1) / kTileOuts * kTileOuts;
+      w = (w + kSplit - 1) / kSplit * kSplit;
       int64_t t = kSumBytes / 4 / w;
       t = t < 1 ? 1 : t > tokens ? tokens : t;
       const int64_t column_parts = (shape.n + w - 1) / w, token_parts = (tokens + t - 1) / t;
@@ -102,13 +106,13 @@ struct Chunk {
       if (units > best_units || (units == best_units && reads < best_reads)) {
         best_units = units, best_reads = reads, *part = t, *width = w;
       }
-      if (w == kTileOuts) return;
+      if (w == kSplit) return;
     }
   }
 
   void second_product() const {
     if (shape.n == 0) return;
-    int64_t part = 1, width = kTileOuts;
+    int64_t part = 1, width = kSplit;
     split_second_product(&part, &width);
     const int64_t column_parts = (shape.n + width - 1) / width, units = (tokens + part - 1) / part * column_parts;
     const bool small = (offsets[shape.count] * shape.n * (shape.inner + 1)) >> 16 == 0;
@@ -132,7 +136,7 @@ void moe_experts_typed(const Experts& shape, const TensorView& x, const int32_t*
   Scratch scratch;
   int32_t* row_ids = scratch.take<int32_t>(chunk * active);
   int32_t* offsets = scratch.take<int32_t>(shape.count + 1);
-  float* hidden = scratch.take<float>(chunk * active * stride);
+  auto* hidden = scratch.take<typename Chunk<T>::Hidden>(chunk * active * stride);
   for (int64_t t = 0; t < tokens; t += chunk) {
     const int64_t count = tokens - t < chunk ? tokens - t : chunk;
     sort_slots(ids + t * active, count * active, shape.count, row_ids, offsets);
