@@ -28,11 +28,13 @@ set(GLM5_OPS
 # Which of them also have kernels for 8-bit dot products, for bf16 dot products and for matrix tiles.
 set(GLM5_VNNI_OPS)
 set(GLM5_BF16_OPS
+  flash_mla
   grouped_gemm
   linear
   linear_cross_entropy
   linear_entropy
   mla_expand_values
   moe_experts
+  sparse_flash_attention
 )
 set(GLM5_AMX_OPS ${GLM5_BF16_OPS})

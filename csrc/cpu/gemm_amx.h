@@ -4,6 +4,7 @@
 // the bits depend on the two rows and k alone. Results that leave their tile between depths are kept as they are.
 #pragma once
 
+#include "cpu/pairs.h"
 #include "cpu/tiles.h"
 #include "cpu/transpose.h"
 #include "glm5/scratch.h"
@@ -12,34 +13,11 @@
 
 namespace glm5::GLM5_LEVEL_NS {
 
-constexpr int64_t kStep = 32;         // k of one tile instruction
 constexpr int64_t kFewRows = 32;      // rows of x that go past w at once: w streams through once, unpacked
 constexpr int64_t kDepthSteps = 16;   // of many rows: steps whose w and x stay in the caches
 constexpr int64_t kChunkOuts = 256;   // of many rows: outputs whose unfinished results stay in the second-level cache
 constexpr int64_t kTilePair = 2 * kTileHeight;
 constexpr int64_t kAheadBytes = 512;  // how far before its use w is asked for
-
-// [steps * 16][columns] pairs of `columns` (at most 16) rows of x; rows past `rows` and k past the end are zero.
-template <class XRow>
-inline void pack_columns(XRow&& x_row, int64_t rows, int columns, int64_t k, uint32_t* to) {
-  const int64_t steps = (k + kStep - 1) / kStep;
-  for (int64_t s = 0; s < steps; ++s) {
-    const int64_t at = s * kStep, left = k - at;
-    const __mmask32 real = left < kStep ? (__mmask32{1} << left) - 1 : ~__mmask32{0};
-    f32v pairs[16];
-    for (int c = 0; c < 16; ++c) {
-      pairs[c] = c < rows ? (f32v)_mm512_maskz_loadu_epi16(real, x_row(c) + at) : f32v{};
-      if (columns == 1) break;
-    }
-    if (columns == 1) {
-      _mm512_storeu_ps(to + at / 2, pairs[0]);
-      continue;
-    }
-    transpose(pairs);
-    const __mmask16 lanes = static_cast<__mmask16>((1u << columns) - 1);
-    for (int i = 0; i < 16; ++i) _mm512_mask_storeu_ps(to + (s * 16 + i) * columns, lanes, pairs[i]);
-  }
-}
 
 // Sixteen rows of w: where a step's tile lies, and the distance of its rows in bytes.
 struct WeightRows {
@@ -57,8 +35,7 @@ struct WeightRows {
 // Step s of `rows` (at most 16) rows of w as a whole tile.
 template <class WRow>
 GLM5_INLINE void copy_tile(WRow&& w_row, int64_t rows, int64_t s, int64_t k, char* to) {
-  const int64_t left = k - s * kStep;
-  const __mmask32 real = left < kStep ? (__mmask32{1} << left) - 1 : ~__mmask32{0};
+  const __mmask32 real = first_elements(k - s * kStep);
   for (int64_t r = 0; r < kTileHeight; ++r) {
     const __m512i row = r < rows ? _mm512_maskz_loadu_epi16(real, w_row(r) + s * kStep) : _mm512_setzero_si512();
     _mm512_store_si512(to + r * kTileBytes, row);
@@ -94,14 +71,19 @@ GLM5_INLINE const char* tile_of(const WeightRows& w, int64_t s, int64_t* row_byt
   return w.tile(s, row_bytes);
 }
 
+GLM5_INLINE void ask_for(const char* tile, int64_t stride) {
+  for (int r = 0; r < kTileHeight; ++r) _mm_prefetch(tile + r * stride + kAheadBytes, _MM_HINT_T1);
+}
+
 // Sums steps [s0, s1) of W (1 or 2) times 16 outputs and C (1 or 2) blocks of columns into tiles 0 .. 3 (2 * w + c).
-template <int W, int C>
+// Ahead: w comes from memory, and is asked for before its use.
+template <int W, int C, bool Ahead>
 GLM5_INLINE void tile_steps(const WeightRows* w, const uint32_t* const* x, int columns, int64_t s0, int64_t s1) {
   const int64_t x_row = 4 * columns, x_step = 16 * columns;
   for (int64_t s = s0; s < s1; ++s) {
     int64_t stride;
     const char* tile = tile_of(w[0], s, &stride);
-    for (int r = 0; r < kTileHeight; ++r) _mm_prefetch(tile + r * stride + kAheadBytes, _MM_HINT_T1);
+    if constexpr (Ahead) ask_for(tile, stride);
     _tile_loadd(4, tile, stride);
     _tile_loadd(6, x[0] + s * x_step, x_row);
     _tile_dpbf16ps(0, 4, 6);
@@ -111,7 +93,7 @@ GLM5_INLINE void tile_steps(const WeightRows* w, const uint32_t* const* x, int c
     }
     if constexpr (W > 1) {
       tile = tile_of(w[1], s, &stride);
-      for (int r = 0; r < kTileHeight; ++r) _mm_prefetch(tile + r * stride + kAheadBytes, _MM_HINT_T1);
+      if constexpr (Ahead) ask_for(tile, stride);
       _tile_loadd(5, tile, stride);
       _tile_dpbf16ps(2, 5, 6);
       if constexpr (C > 1) _tile_dpbf16ps(3, 5, 7);
@@ -170,7 +152,7 @@ template <int W, int C>
 GLM5_INLINE void few_rows_tile(const WeightRows* w, const uint32_t* const* x, int columns, int64_t steps,
                                float* results) {
   load_results<W, C>(results, true, 4 * columns);
-  tile_steps<W, C>(w, x, columns, 0, steps);
+  tile_steps<W, C, true>(w, x, columns, 0, steps);
   store_results<W, C>(results, 4 * columns);
 }
 
@@ -241,7 +223,7 @@ inline void amx_many_rows(XRow&& x_row, int64_t r0, int64_t rows, WRow&& w_row, 
           const uint32_t* x[2] = {packed + (2 * p * steps + s0) * 256, packed + ((2 * p + 1) * steps + s0) * 256};
           float* results = unfinished + (whole ? 0 : ((o - chunk) / kTilePair * pairs + p) * 4 * 256);
           load_results<2, 2>(results, s0 == 0, kTileBytes);
-          tile_steps<2, 2>(w, x, 16, 0, depth);
+          tile_steps<2, 2, false>(w, x, 16, 0, depth);
           store_results<2, 2>(results, kTileBytes);
           if (s0 + depth < steps) continue;
           const int64_t left = rows - p * kFewRows;

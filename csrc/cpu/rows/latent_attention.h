@@ -3,6 +3,7 @@
 
 #include "cpu/kernel.h"
 #include "cpu/rows/attention.h"
+#include "cpu/rows/attention_bf16.h"
 #include "cpu/rows/cache.h"
 #include "glm5/paged.h"
 
@@ -120,6 +121,56 @@ void attend_tokens(const AttentionArguments& a, const Cache& cache, const Keys& 
   });
 }
 
+#if GLM5_LEVEL >= 4
+// Plain bf16 caches: as attend_tokens, by bf16 products.
+template <class Keys>
+void attend_bf16_tokens(const AttentionArguments& a, const PlainKv<bf16>& cache, const Keys& keys) {
+  const int64_t tokens = a.q.dim(0), heads = a.q.dim(1), row = a.q.dim(2), values = a.v_dim;
+  const bf16* q = a.q.data<bf16>();
+  const int32_t* requests = a.request_ids.data<int32_t>();
+  bf16* out = a.out.out<bf16>();
+  float* lse = a.lse.out<float>();
+  if (tokens == 0 || heads == 0) return;
+  // Laying keys out is paid for by the heads that share them: a token's heads part only to keep all threads busy.
+  constexpr int64_t kMostHeads = 64, kWhole = 32;
+  const int64_t wanted = (get_num_threads() + tokens - 1) / tokens;
+  int64_t together = ((heads + wanted - 1) / wanted + kWhole - 1) / kWhole * kWhole;
+  if (together > kMostHeads) together = kMostHeads;
+  if (together > heads) together = heads;
+  if (!Keys::shared) together = 1;
+  const int64_t parts = (heads + together - 1) / together;
+  const int64_t work = together * (a.most_keys + 1) * (row + values + 1);
+  parallel_for(tokens * parts, (int64_t{1} << 18) / work + 1, [&](int64_t begin, int64_t end) {
+    Scratch scratch;
+    Bf16Heads group(scratch, together, row, values, a.scale);
+#if GLM5_LEVEL >= 5
+    Tiles tiles(16);
+#endif
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const int64_t t = unit / parts, h = unit % parts * together, first = t * heads + h;
+      const int64_t here = heads - h < together ? heads - h : together;
+      const int64_t count = requests[t] < 0 ? 0 : keys.count(t, h);
+      if (count == 0) {
+        finish_empty_heads(here, values, out + first * values, lse + first);
+        continue;
+      }
+      begin_bf16_heads(group, q + first * row, here);
+      for (int64_t k = 0; k < count; k += kBlockKeys) {
+        const int n = static_cast<int>(count - k < kBlockKeys ? count - k : kBlockKeys);
+        // Selected rows lie scattered: those of the next block arrive while this one is computed.
+        for (int64_t j = k + n; j < count && j < k + n + kBlockKeys; ++j) {
+          cache.prefetch(a.table.slot(requests[t], keys.position(t, h, j)));
+        }
+        attend_bf16_block(
+            group, [&](int j) { return cache.rows + a.table.slot(requests[t], keys.position(t, h, k + j)) * row; }, n,
+            k == 0);
+      }
+      finish_bf16_heads(group, out + first * values, lse + first);
+    }
+  });
+}
+#endif
+
 template <class Keys>
 void latent_attention(const char* what, const AttentionArguments& a, const Keys& keys) {
   for_float_type(what, a.q.dtype(), [&](auto type) {
@@ -128,6 +179,9 @@ void latent_attention(const char* what, const AttentionArguments& a, const Keys&
     if (a.bytes) {
       attend_tokens<T>(a, Fp8Kv{a.kv_cache.data<uint8_t>(), a.v_dim, row - a.v_dim}, keys);
     } else {
+#if GLM5_LEVEL >= 4
+      if constexpr (std::is_same_v<T, bf16>) return attend_bf16_tokens(a, PlainKv<T>{a.kv_cache.data<T>(), row}, keys);
+#endif
       attend_tokens<T>(a, PlainKv<T>{a.kv_cache.data<T>(), row}, keys);
     }
   });
