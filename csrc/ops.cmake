@@ -36,5 +36,7 @@ set(GLM5_BF16_OPS
   mla_expand_values
   moe_experts
   sparse_flash_attention
+  topk_indexer
+  topk_indexer_with_scores
 )
 set(GLM5_AMX_OPS ${GLM5_BF16_OPS})

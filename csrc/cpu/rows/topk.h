@@ -5,6 +5,7 @@
 #include "cpu/kernel.h"
 #include "cpu/rows/cache.h"
 #include "cpu/rows/index_score.h"
+#include "cpu/rows/index_score_bf16.h"
 #include "cpu/rows/select.h"
 #include "glm5/paged.h"
 
@@ -44,7 +45,7 @@ struct TopkRun {
 };
 
 constexpr int64_t kRunTokens = 8;
-constexpr int64_t kUnitKeys = 512;  // keys of a unit of work
+constexpr int64_t kUnitKeys = 2048;  // keys of a unit of work
 static_assert(kUnitKeys % kIndexPanel == 0, "a unit is whole panels");
 
 // The keys [begin, end) of a run, for its tokens; orders has a row of `stride` for each token.
@@ -73,6 +74,57 @@ inline void score_unit(const TopkArguments& a, const Cache& cache, const TopkRun
     }
   }
 }
+
+#if GLM5_LEVEL >= 4
+// As score_unit, for bf16 queries and plain bf16 keys.
+inline void score_bf16_unit(const TopkArguments& a, const PlainKeys<bf16>& cache, const TopkRun& run, int64_t begin,
+                            int64_t end, uint32_t* orders, int64_t stride) {
+  const int64_t heads = a.iq.dim(1), dim = a.iq.dim(2), pairs = IndexQuery::pair_count(heads, dim);
+  const int64_t blocks = (heads + 15) / 16, width = (dim + 31) / 32 * 32;
+  const bf16* iq = a.iq.data<bf16>();
+  const float* iw = a.iw.data<float>();
+  const int32_t *requests = a.request_ids.data<int32_t>(), *kv_lens = a.kv_lens.data<int32_t>();
+  Scratch scratch;
+  IndexQuery* queries = scratch.take<IndexQuery>(run.tokens);
+  uint32_t* q = scratch.take<uint32_t>(run.tokens * pairs);
+  float* weights = scratch.take<float>(run.tokens * blocks * 16);
+  float* products = scratch.take<float>(blocks * kScoreKeys * 16);
+  bf16* buffer = scratch.take<bf16>(kScoreKeys * width);
+  for (int64_t t = 0; t < run.tokens; ++t) {
+    queries[t] = index_query(iq + (run.first + t) * heads * dim, iw + (run.first + t) * heads, heads, dim,
+                             q + t * pairs, weights + t * blocks * 16);
+  }
+#if GLM5_LEVEL >= 5
+  Tiles tiles(16);
+#endif
+  for (int64_t at = begin; at < end; at += kScoreKeys) {
+    const int64_t n = end - at < kScoreKeys ? end - at : kScoreKeys;
+    const bf16* keys[kScoreKeys];
+    bool in_place = n == kScoreKeys && dim % 32 == 0;
+    for (int64_t j = 0; j < n; ++j) {
+      keys[j] = cache.key(a.table.slot(requests[run.first], at + j), nullptr);
+      // Tiles take rows at one distance; the two halves may lie apart.
+      in_place = in_place && (GLM5_LEVEL < 5 || j % 16 == 0 || keys[j] == keys[j - 1] + dim);
+    }
+    for (int64_t j = 0; !in_place && j < kScoreKeys; ++j) {
+      bf16* to = buffer + j * width;
+      for (int64_t i = 0; i < width; i += 32) {
+        const __mmask32 real = j < n ? first_elements(dim - i) : 0;
+        _mm512_store_si512(to + i, _mm512_maskz_loadu_epi16(real, j < n ? keys[j] + i : to));
+      }
+      keys[j] = to;
+    }
+    for (int64_t t = 0; t < run.tokens; ++t) {
+      if (kv_lens[run.first + t] <= at) continue;
+      index_products(queries[t], keys, 2 * width, products);
+      for (int half = 0; half < kScoreKeys; half += 16) {
+        const u32v order = order_of_products(queries[t], products, half);
+        std::memcpy(orders + t * stride + at + half, &order, sizeof order);
+      }
+    }
+  }
+}
+#endif
 
 // Tokens [t0, t1): scores, then selections.
 template <class T, class Cache>
@@ -105,18 +157,26 @@ void select_tokens(const TopkArguments& a, const Cache& cache, int64_t t0, int64
       while (low + 1 < count && runs[low + 1].first_unit <= unit) ++low;
       const TopkRun& run = runs[low];
       const int64_t at = (unit - run.first_unit) * kUnitKeys;
-      score_unit<T>(a, cache, run, at, at + kUnitKeys < run.keys ? at + kUnitKeys : run.keys,
-                    orders + (run.first - t0) * stride, stride);
+      const int64_t unit_end = at + kUnitKeys < run.keys ? at + kUnitKeys : run.keys;
+      uint32_t* rows = orders + (run.first - t0) * stride;
+#if GLM5_LEVEL >= 4
+      if constexpr (std::is_same_v<Cache, PlainKeys<bf16>>) {
+        score_bf16_unit(a, cache, run, at, unit_end, rows, stride);
+        continue;
+      }
+#endif
+      score_unit<T>(a, cache, run, at, unit_end, rows, stride);
     }
   });
   parallel_for(t1 - t0, rows_per_range(a.longest), [&](int64_t begin, int64_t end) {
     Scratch scratch;
     uint32_t* histogram = scratch.take<uint32_t>(kSelectBuckets);
+    uint32_t* few = scratch.take<uint32_t>(a.longest);
     for (int64_t t = t0 + begin; t < t0 + end; ++t) {
       const int64_t n = requests[t] < 0 ? 0 : kv_lens[t];
       const uint32_t* row = orders + (t - t0) * stride;
       int32_t* to = indices + t * a.topk;
-      int64_t found = select_largest(row, n, a.topk, histogram, to);
+      int64_t found = select_largest(row, n, a.topk, histogram, few, to);
       for (int64_t j = 0; scores && j < a.topk; ++j) {
         scores[t * a.topk + j] = j < found ? from_order(row[to[j]]) : -__builtin_inff();
       }
