@@ -45,6 +45,10 @@ PYBIND11_MODULE(_C, module) {
   module.def("cpu_level", [] { return static_cast<int>(glm5::cpu_level()); });
   module.def("get_num_threads", &glm5::get_num_threads);
   module.def("set_num_threads", &glm5::set_num_threads, py::arg("n"));
+  module.def(
+      "follow_num_threads",
+      [](uintptr_t function) { glm5::follow_num_threads(reinterpret_cast<int (*)()>(function)); },
+      py::arg("function"), "Address of an int function that tells the host program's threads; 0 for none.");
   py::dict levels;  // of each op: the instruction levels that have a kernel of their own
 #define GLM5_OP(op, ...) bind_##op(module), levels[#op] = py::make_tuple(__VA_ARGS__);
 #include "glm5_ops.inc"

@@ -114,9 +114,24 @@ int environment_limit() {
   return value > 0 ? value : 1 << 20;
 }
 
-std::atomic<int>& thread_count() {
-  static std::atomic<int> count{std::min({affinity_limit(), cgroup_limit(), environment_limit()})};
-  return count;
+std::atomic<int> threads_set{0};  // 0: nobody has
+std::atomic<int (*)()> threads_of_host{nullptr};
+
+int thread_limit() {
+  static const int limit = std::min({affinity_limit(), cgroup_limit(), environment_limit()});
+  return limit;
+}
+
+// A decode step is hundreds of jobs some microseconds apart: a thread that has just worked looks for the next one this
+// many times before it sleeps (about 20 us). An idle pool costs nothing.
+constexpr int kLooks = 400;
+
+void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
 }
 
 thread_local bool inside = false;
@@ -156,11 +171,16 @@ class Pool {
         if (!start_worker()) break;
       }
       job_ = &job;
+      posted_.fetch_add(1, std::memory_order_release);
     }
-    wake_.notify_all();
+    if (sleeping_.load() > 0) wake_.notify_all();
     job.work();
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      job_ = nullptr;  // a worker that has not woken yet has nothing left to do: nobody waits for it
+    }
+    for (int look = 0; look < kLooks && busy_.load(std::memory_order_acquire) > 0; ++look) pause();
     std::unique_lock<std::mutex> lock(mutex_);
-    job_ = nullptr;  // a worker that has not woken yet has nothing left to do: nobody waits for it
     done_.wait(lock, [&] { return busy_ == 0; });
     return true;
   }
@@ -187,7 +207,15 @@ class Pool {
     write_float_state(kFloatState);
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
-      wake_.wait(lock, [&] { return job_ != nullptr && job_->helpers_wanted > 0; });
+      if (!wanted()) {
+        const uint64_t seen = posted_.load(std::memory_order_acquire);
+        lock.unlock();
+        for (int look = 0; look < kLooks && posted_.load(std::memory_order_acquire) == seen; ++look) pause();
+        lock.lock();
+        ++sleeping_;
+        wake_.wait(lock, [&] { return wanted(); });
+        --sleeping_;
+      }
       Job* job = job_;
       --job->helpers_wanted;
       ++busy_;
@@ -198,12 +226,15 @@ class Pool {
     }
   }
 
+  bool wanted() const { return job_ != nullptr && job_->helpers_wanted > 0; }
+
   std::mutex owner_;  // held by the thread whose job runs
-  std::mutex mutex_;  // guards everything below
+  std::mutex mutex_;  // held by whoever changes what follows
   std::condition_variable wake_, done_;
   Job* job_ = nullptr;
-  int busy_ = 0;
   int workers_ = 0;
+  std::atomic<int> busy_{0}, sleeping_{0};
+  std::atomic<uint64_t> posted_{0};  // jobs so far
 };
 
 // Never destroyed: workers may still sleep in it when the process ends.
@@ -231,12 +262,18 @@ FloatEnvironment::~FloatEnvironment() {
 }
 
 int get_num_threads() {
-  return thread_count().load();
+  if (const int set = threads_set.load(std::memory_order_relaxed)) return set;
+  const auto host = threads_of_host.load(std::memory_order_relaxed);
+  return host ? std::max(1, std::min(thread_limit(), host())) : thread_limit();
 }
 
 void set_num_threads(int n) {
   if (n < 1) fail("set_num_threads: n is %d, needs 1 or more", n);
-  thread_count() = n;
+  threads_set = n;
+}
+
+void follow_num_threads(int (*host)()) {
+  threads_of_host = host;
 }
 
 void parallel_ranges(int64_t n, int64_t grain, void (*fn)(void*, int64_t, int64_t), void* state) {

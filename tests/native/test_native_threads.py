@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -57,6 +58,33 @@ def test_thread_count_follows_the_environment():
     assert int(out) == 1
     out = subprocess.check_output([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "4096"})
     assert 1 <= int(out) <= len(os.sched_getaffinity(0))
+
+
+def test_thread_count_follows_torch_until_it_is_set():
+    code = """
+import torch, glm5sdk
+from glm5sdk_cpu import _C
+glm5sdk.backends()["cpu"].impls
+seen = []
+for n in (1, 2, 1):
+    torch.set_num_threads(n)
+    seen.append(_C.get_num_threads())
+_C.set_num_threads(3)
+torch.set_num_threads(1)
+print(*seen, _C.get_num_threads())
+"""
+    out = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    most = min(2, len(os.sched_getaffinity(0)))
+    assert [int(n) for n in out] == [1, most, 1, 3]
+
+
+def test_an_idle_pool_sleeps(native):
+    native.set_num_threads(3)
+    product(native, 0)
+    time.sleep(0.05)
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.05
 
 
 def test_a_senseless_thread_count_is_refused(native):

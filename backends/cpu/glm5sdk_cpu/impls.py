@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from glm5sdk.registry.impl import Impl, Requires
 from glm5sdk_cpu import _C
@@ -60,8 +64,19 @@ ROWS = (
 
 def implementations(levels: Sequence[str]) -> list[Impl]:
     """Every row at every level that this processor can run."""
+    _follow_torch()
     most = _C.cpu_level()
     return [_implementation(row, levels[n], n) for row in ROWS for n in _C.levels[row.op] if n <= most]
+
+
+def _follow_torch() -> None:
+    """Use as many threads as torch does, whenever `torch.set_num_threads` changes that."""
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        function = ctypes.CDLL(str(library))["_ZN2at15get_num_threadsEv"]  # int at::get_num_threads()
+    except (OSError, AttributeError):
+        return  # another build of torch: the limits of affinity, cgroup and environment hold alone
+    _C.follow_num_threads(ctypes.cast(function, ctypes.c_void_p).value)
 
 
 def _implementation(row: Row, level: str, rank: int) -> Impl:

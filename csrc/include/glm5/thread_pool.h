@@ -8,11 +8,13 @@
 
 namespace glm5 {
 
-// How many threads a parallel_for may use, the caller included. The first value is the least of the affinity
-// mask, the cgroup's CPU quota and OMP_NUM_THREADS.
+// How many threads a parallel_for may use, the caller included: what was set, else the least of the affinity mask, the
+// cgroup's CPU quota, OMP_NUM_THREADS and what the host program says now (see follow_num_threads).
 int get_num_threads();
 // Throws ContractError unless n >= 1.
 void set_num_threads(int n);
+// Until a number is set, `host` is asked at each call how many threads the host program uses; null asks nobody.
+void follow_num_threads(int (*host)());
 
 // Calls fn(state, begin, end) over disjoint ranges that cover [0, n), each of at least `grain` items but the last.
 // Runs inline when nested, when one range suffices, or while another thread holds the pool. Rethrows the first
