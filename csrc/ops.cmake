@@ -6,11 +6,15 @@ set(GLM5_OPS
   flash_mla
   fused_add_rms_norm
   grouped_gemm
+  indexer_preprocess
+  indexer_project
   layer_norm
   linear
   linear_cross_entropy
   linear_entropy
   mla_expand_values
+  mla_preprocess
+  mla_project
   moe_experts
   moe_gate
   moe_permute
@@ -29,10 +33,14 @@ set(GLM5_OPS
 set(GLM5_VNNI_OPS)
 set(GLM5_BF16_OPS
   grouped_gemm
+  indexer_preprocess
+  indexer_project
   linear
   linear_cross_entropy
   linear_entropy
   mla_expand_values
+  mla_preprocess
+  mla_project
   moe_experts
 )
 set(GLM5_AMX_OPS ${GLM5_BF16_OPS})
