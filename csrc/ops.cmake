@@ -4,6 +4,7 @@ set(GLM5_OPS
   cache_index_keys
   concat_and_cache_mla
   flash_mla
+  flash_mla_bwd
   fused_add_rms_norm
   grouped_gemm
   indexer_preprocess
@@ -24,6 +25,7 @@ set(GLM5_OPS
   sample
   silu_and_mul
   sparse_flash_attention
+  sparse_flash_attention_bwd
   topk_indexer
   topk_indexer_with_scores
   window_stride_indices
@@ -32,6 +34,7 @@ set(GLM5_OPS
 # Which of them also have kernels for 8-bit dot products, for bf16 dot products and for matrix tiles.
 set(GLM5_VNNI_OPS)
 set(GLM5_BF16_OPS
+  flash_mla_bwd
   grouped_gemm
   indexer_preprocess
   indexer_project
@@ -42,5 +45,6 @@ set(GLM5_BF16_OPS
   mla_preprocess
   mla_project
   moe_experts
+  sparse_flash_attention_bwd
 )
 set(GLM5_AMX_OPS ${GLM5_BF16_OPS})
