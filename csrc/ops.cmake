@@ -4,13 +4,18 @@ set(GLM5_OPS
   cache_index_keys
   concat_and_cache_mla
   flash_mla
+  flash_mla_bwd
   fused_add_rms_norm
   grouped_gemm
+  indexer_preprocess
+  indexer_project
   layer_norm
   linear
   linear_cross_entropy
   linear_entropy
   mla_expand_values
+  mla_preprocess
+  mla_project
   moe_experts
   moe_gate
   moe_permute
@@ -20,6 +25,7 @@ set(GLM5_OPS
   sample
   silu_and_mul
   sparse_flash_attention
+  sparse_flash_attention_bwd
   topk_indexer
   topk_indexer_with_scores
   window_stride_indices
@@ -29,14 +35,20 @@ set(GLM5_OPS
 set(GLM5_VNNI_OPS)
 set(GLM5_BF16_OPS
   flash_mla
+  flash_mla_bwd
   grouped_gemm
+  indexer_preprocess
+  indexer_project
   linear
   linear_cross_entropy
   linear_entropy
   mla_expand_values
+  mla_preprocess
+  mla_project
   moe_experts
   sparse_flash_attention
   topk_indexer
   topk_indexer_with_scores
+  sparse_flash_attention_bwd
 )
 set(GLM5_AMX_OPS ${GLM5_BF16_OPS})
