@@ -3,9 +3,11 @@ set(GLM5_OPS
   add
   cache_index_keys
   concat_and_cache_mla
+  dequantize
   flash_mla
   fused_add_rms_norm
   grouped_gemm
+  hadamard
   layer_norm
   linear
   linear_cross_entropy
@@ -15,6 +17,8 @@ set(GLM5_OPS
   moe_gate
   moe_permute
   moe_unpermute
+  quantize_per_group
+  quantize_per_token
   rms_norm
   rope
   sample

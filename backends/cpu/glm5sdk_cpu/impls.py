@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
+
 from glm5sdk.registry.impl import Impl, Requires
 from glm5sdk_cpu import _C
 
@@ -35,9 +37,11 @@ ROWS = (
     Row("add"),
     Row("cache_index_keys"),
     Row("concat_and_cache_mla"),
+    Row("dequantize", options={"out_dtype": (torch.float32, torch.bfloat16, torch.float16)}),
     Row("flash_mla"),
     Row("fused_add_rms_norm"),
     Row("grouped_gemm"),
+    Row("hadamard"),
     Row("layer_norm"),
     Row("linear"),
     Row("linear_cross_entropy"),
@@ -47,6 +51,8 @@ ROWS = (
     Row("moe_gate"),
     Row("moe_permute"),
     Row("moe_unpermute"),
+    Row("quantize_per_group"),
+    Row("quantize_per_token"),
     Row("rms_norm"),
     Row("rope"),
     Row("sample"),
