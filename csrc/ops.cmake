@@ -12,6 +12,7 @@ set(GLM5_OPS
   linear
   linear_cross_entropy
   linear_entropy
+  linear_quantised
   mla_expand_values
   moe_experts
   moe_gate
@@ -30,7 +31,9 @@ set(GLM5_OPS
 )
 
 # Which of them also have kernels for 8-bit dot products, for bf16 dot products and for matrix tiles.
-set(GLM5_VNNI_OPS)
+set(GLM5_VNNI_OPS
+  linear_quantised
+)
 set(GLM5_BF16_OPS
   grouped_gemm
   linear
@@ -39,4 +42,4 @@ set(GLM5_BF16_OPS
   mla_expand_values
   moe_experts
 )
-set(GLM5_AMX_OPS ${GLM5_BF16_OPS})
+set(GLM5_AMX_OPS ${GLM5_BF16_OPS} ${GLM5_VNNI_OPS})

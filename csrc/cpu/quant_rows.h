@@ -30,10 +30,10 @@ GLM5_INLINE float int8_scale(const T* x, int64_t n) {
   return (amax < 1e-8f ? 1e-8f : amax) / 127.0f;
 }
 
-// x / scale as integers. What is no number becomes one of them: its row's scale already says so.
+// x / scale as integers. NaN becomes -127: its row's scale already says what it is.
 GLM5_INLINE i32v to_int8(f32v x, f32v scale) {
   constexpr float kRound = 0x1.8p23f;  // adding it leaves the nearest integer in the low bits
-  const f32v quotient = min(broadcast(127.0f), max(broadcast(-127.0f), x / scale));
+  const f32v quotient = min(broadcast(127.0f), max(x / scale, broadcast(-127.0f)));
   return (i32v)(quotient + kRound) - (i32v)broadcast(kRound);
 }
 
