@@ -7,6 +7,7 @@ set(GLM5_OPS
   flash_mla
   fused_add_rms_norm
   grouped_gemm
+  grouped_gemm_quantised
   hadamard
   layer_norm
   linear
@@ -15,6 +16,7 @@ set(GLM5_OPS
   linear_quantised
   mla_expand_values
   moe_experts
+  moe_experts_quantised
   moe_gate
   moe_permute
   moe_unpermute
@@ -32,7 +34,9 @@ set(GLM5_OPS
 
 # Which of them also have kernels for 8-bit dot products, for bf16 dot products and for matrix tiles.
 set(GLM5_VNNI_OPS
+  grouped_gemm_quantised
   linear_quantised
+  moe_experts_quantised
 )
 set(GLM5_BF16_OPS
   grouped_gemm

@@ -79,7 +79,7 @@ struct Groups {
         tiles[e] = tiles_of(e) > 0 ? to + count * steps * kTileBytes : nullptr;
         for (int64_t i = 0; i < tiles_of(e); ++i) first[count] = offsets[e] + kTile * i, last[count++] = offsets[e + 1];
       }
-      parallel_for(count, 16 / steps + 1, [&](int64_t begin, int64_t end) {
+      parallel_for(count, 16 / (steps + 1) + 1, [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {
           const int8_t* rows[kTile];
           // Columns past the last row repeat it; nobody reads what they give.

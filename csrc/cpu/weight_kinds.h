@@ -1,6 +1,8 @@
 // Which kind of weight a kernel was given: the dtype of the values says it.
 #pragma once
 
+#include "cpu/fp8_tile.h"
+#include "cpu/int4_tile.h"
 #include "cpu/int8_tile.h"
 
 namespace glm5::GLM5_LEVEL_NS {
@@ -18,18 +20,29 @@ inline void check_weight(const char* op, const char* name, const char* part, con
   }
 }
 
-// Calls f(weight) with the Weight of Int8, Int4 or Fp8 that the values' dtype names. Throws unless values and scales
+// Calls f(kind, weight) with the Weight of Int8, Int4 or Fp8 that the values' dtype names. Throws unless values and scales
 // have that kind's shapes for a weight [outs, k], or [experts, outs, k] with experts >= 0.
 template <class F>
 inline void for_weight_kind(const char* op, const char* name, const TensorView& values, const TensorView& scales,
                             int64_t experts, int64_t outs, int64_t k, F&& f) {
   const float* s = scales.data<float>();
-  if (k > kMostTerms) fail("%s: N is %lld, needs at most %lld", op, static_cast<long long>(k), static_cast<long long>(kMostTerms));
+  if (k > kMostTerms) {
+    fail("%s: %s has %lld columns, needs at most %lld", op, name, static_cast<long long>(k),
+         static_cast<long long>(kMostTerms));
+  }
   switch (values.dtype()) {
     case DType::i8:
       check_weight(op, name, "the values", values, experts, outs, k);
       check_weight(op, name, "the scales", scales, experts, outs, -1);
       return f(Int8{}, Int8::Weight{values.data<int8_t>(), s, outs, k});
+    case DType::u8:
+      check_weight(op, name, "the values", values, experts, outs, (k + 1) / 2);
+      check_weight(op, name, "the scales", scales, experts, outs, groups_of(k));
+      return f(Int4{}, Int4::Weight{values.data<uint8_t>(), s, outs, k});
+    case DType::f8_e4m3:
+      check_weight(op, name, "the values", values, experts, outs, k);
+      check_weight(op, name, "the scales", scales, experts, groups_of(outs), groups_of(k));
+      return f(Fp8{}, Fp8::Weight{reinterpret_cast<const uint8_t*>(values.data<f8_e4m3>()), s, outs, k});
     default:
       fail("%s: the values of %s are %s, need i8 (w8a8), u8 (w4a8) or f8_e4m3 (fp8)", op, name,
            dtype_name(values.dtype()));
