@@ -24,9 +24,7 @@ struct Fp8 {
     const float* scales;    // [ceil(outs / 128), groups]
     int64_t outs, k;
 
-    Weight at(int64_t e) const {
-      return {values + e * outs * k, scales + e * groups_of(outs) * groups_of(k), outs, k};
-    }
+    Weight at(int64_t e) const { return {values + e * outs * k, scales + e * groups_of(outs) * groups_of(k), outs, k}; }
   };
 
   static int64_t padded(int64_t k) { return (k + 15) / 16 * 16; }

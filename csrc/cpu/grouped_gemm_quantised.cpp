@@ -20,9 +20,8 @@ void grouped_typed(const TensorView& x, const typename Kind::Weight& w, const in
   q.quantise(groups.rows(), k, [=](int64_t r) { return xs + r * k; });
   groups.pack(scratch, q, k, row_of);
   auto emit = [=](int64_t r, int64_t o, const float* values, int64_t n) {
-    for_lanes(n, [&](int64_t i, auto lanes) __attribute__((always_inline)) {
-      store(to + r * outs + o + i, load(values + i, lanes), lanes);
-    });
+    for_lanes(n, [&](int64_t i, auto lanes)
+                     __attribute__((always_inline)) { store(to + r * outs + o + i, load(values + i, lanes), lanes); });
   };
   for_quant_blocks(groups, outs, k, [&](int64_t e, int64_t r, int64_t r_end, int64_t o, int64_t o_end) {
     quant_block(q, row_of, r, r_end, groups.tiles_at(e, r, Kind::padded(k) / 64), w.at(e), o, o_end, emit);
@@ -43,8 +42,7 @@ GLM5_KERNEL(grouped_gemm_quantised,
   const int32_t* bounds = offsets.data<int32_t>();
   check_offsets("grouped_gemm", bounds, experts, x.dim(0));
   for_weight_kind("grouped_gemm", "w", values, scales, experts, y.dim(1), x.dim(1), [&](auto kind, const auto& w) {
-    for_float_type("grouped_gemm: x", x.dtype(), [&](auto type) {
-      grouped_typed<decltype(kind), decltype(type)>(x, w, bounds, experts, y);
-    });
+    for_float_type("grouped_gemm: x", x.dtype(),
+                   [&](auto type) { grouped_typed<decltype(kind), decltype(type)>(x, w, bounds, experts, y); });
   });
 }

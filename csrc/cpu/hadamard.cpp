@@ -36,13 +36,11 @@ void hadamard_typed(const TensorView& x, const TensorView& y) {
     Scratch scratch;
     float* row = scratch.take<float>(n);
     for (int64_t t = begin; t < end; ++t) {
-      for_lanes(n, [&](int64_t i, auto lanes) __attribute__((always_inline)) {
-        store(row + i, load(from + t * n + i, lanes), lanes);
-      });
+      for_lanes(n, [&](int64_t i, auto lanes)
+                       __attribute__((always_inline)) { store(row + i, load(from + t * n + i, lanes), lanes); });
       for (int64_t stride = 1; stride < n; stride *= 2) butterflies(row, n, stride);
-      for_lanes(n, [&](int64_t i, auto lanes) __attribute__((always_inline)) {
-        store(to + t * n + i, load(row + i, lanes) * scale, lanes);
-      });
+      for_lanes(n, [&](int64_t i, auto lanes)
+                       __attribute__((always_inline)) { store(to + t * n + i, load(row + i, lanes) * scale, lanes); });
     }
   });
 }

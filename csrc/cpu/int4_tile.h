@@ -1,5 +1,5 @@
-// w4a8: int4 weights in groups of 128 times int8 tokens. Each group's sum is an exact integer; value is the f32 sum over
-// groups, ascending, of sum * (sx * sw), a product and an addition of their own. So every level has the same bits.
+// w4a8: int4 weights in groups of 128 times int8 tokens. Each group's sum is an exact integer; value is the f32 sum
+// over groups, ascending, of sum * (sx * sw), a product and an addition of their own. So every level has the same bits.
 //
 // A group is 64 bytes, the even elements in the low four bits. Tokens are taken apart instead of weights: 64 even
 // elements, then 64 odd ones.
@@ -20,9 +20,7 @@ struct Int4 {
     int64_t outs, k;
 
     int64_t bytes() const { return (k + 1) / 2; }
-    Weight at(int64_t e) const {
-      return {values + e * outs * bytes(), scales + e * outs * groups_of(k), outs, k};
-    }
+    Weight at(int64_t e) const { return {values + e * outs * bytes(), scales + e * outs * groups_of(k), outs, k}; }
   };
 
   static int64_t padded(int64_t k) { return groups_of(k) * kGroup; }
@@ -144,43 +142,44 @@ struct Int4 {
   template <class RowOf, class Emit>
   static void tile_block(const Activations<Int4>& x, RowOf&& row_of, int64_t r0, int64_t r1, const uint8_t* b,
                          const Weight& w, int64_t o0, int64_t o1, Emit&& emit) {
-    const int64_t groups = groups_of(w.k), b_size = 2 * groups * kTileBytes, row_tiles = (r1 - r0 + kTile - 1) / kTile;
+    const int64_t groups = groups_of(w.k), b_size = 2 * groups * kTileSize,
+                  row_tiles = (r1 - r0 + kTileHeight - 1) / kTileHeight;
     Scratch scratch;
-    float* sums = scratch.take<float>(row_tiles * kTile * kTile);  // [tile, output, row]
-    float* scale = scratch.take<float>(row_tiles * kTile);
-    for (int64_t j = 0; j < row_tiles * kTile; ++j) scale[j] = x.scale[row_of(r0 + j < r1 ? r0 + j : r1 - 1)];
-    alignas(64) uint8_t a[2 * kTileBytes];
-    alignas(64) int32_t part[kTile * kTile];
-    float turned[kTile * kTile];
-    const Tiles tiles;
-    for (int64_t o = o0; o < o1; o += kTile) {
-      const int64_t outs = o1 - o < kTile ? o1 - o : kTile;
-      std::memset(sums, 0, row_tiles * kTile * kTile * sizeof(float));
+    float* sums = scratch.take<float>(row_tiles * kTileHeight * kTileHeight);  // [tile, output, row]
+    float* scale = scratch.take<float>(row_tiles * kTileHeight);
+    for (int64_t j = 0; j < row_tiles * kTileHeight; ++j) scale[j] = x.scale[row_of(r0 + j < r1 ? r0 + j : r1 - 1)];
+    alignas(64) uint8_t a[2 * kTileSize];
+    alignas(64) int32_t part[kTileHeight * kTileHeight];
+    float turned[kTileHeight * kTileHeight];
+    const Tiles tiles(kTileHeight);
+    for (int64_t o = o0; o < o1; o += kTileHeight) {
+      const int64_t outs = o1 - o < kTileHeight ? o1 - o : kTileHeight;
+      std::memset(sums, 0, row_tiles * kTileHeight * kTileHeight * sizeof(float));
       for (int64_t g = 0; g < groups; ++g) {
         unpack_group(w, o, outs, g, a);
         GLM5_TILE_LOAD(4, a, 64);
-        GLM5_TILE_LOAD(5, a + kTileBytes, 64);
+        GLM5_TILE_LOAD(5, a + kTileSize, 64);
         for (int64_t t = 0; t < row_tiles; ++t) {
-          const uint8_t* bg = b + t * b_size + 2 * g * kTileBytes;
+          const uint8_t* bg = b + t * b_size + 2 * g * kTileSize;
           GLM5_TILE_ZERO(0);
           GLM5_TILE_LOAD(6, bg, 64);
           GLM5_TILE_DOT(0, 4, 6);
-          GLM5_TILE_LOAD(7, bg + kTileBytes, 64);
+          GLM5_TILE_LOAD(7, bg + kTileSize, 64);
           GLM5_TILE_DOT(0, 5, 7);
           GLM5_TILE_STORE(0, part);
-          const f32v sx = load(scale + t * kTile);
-          float* to = sums + t * kTile * kTile;
+          const f32v sx = load(scale + t * kTileHeight);
+          float* to = sums + t * kTileHeight * kTileHeight;
           for (int64_t j = 0; j < outs; ++j) {
-            const f32v exact = _mm512_cvtepi32_ps(_mm512_load_si512(part + j * kTile));
-            store(to + j * kTile, load(to + j * kTile) + exact * (sx * w.scales[(o + j) * groups + g]));
+            const f32v exact = _mm512_cvtepi32_ps(_mm512_load_si512(part + j * kTileHeight));
+            store(to + j * kTileHeight, load(to + j * kTileHeight) + exact * (sx * w.scales[(o + j) * groups + g]));
           }
         }
       }
       for (int64_t t = 0; t < row_tiles; ++t) {
-        turn_tile(reinterpret_cast<const int32_t*>(sums + t * kTile * kTile), reinterpret_cast<int32_t*>(turned),
-                  kTile);
-        for (int64_t j = 0; j < kTile && r0 + t * kTile + j < r1; ++j) {
-          emit(r0 + t * kTile + j, o, turned + j * kTile, outs);
+        turn_tile(reinterpret_cast<const int32_t*>(sums + t * kTileHeight * kTileHeight),
+                  reinterpret_cast<int32_t*>(turned), kTileHeight);
+        for (int64_t j = 0; j < kTileHeight && r0 + t * kTileHeight + j < r1; ++j) {
+          emit(r0 + t * kTileHeight + j, o, turned + j * kTileHeight, outs);
         }
       }
     }
@@ -190,7 +189,7 @@ struct Int4 {
   static void unpack_group(const Weight& w, int64_t o, int64_t outs, int64_t g, uint8_t* to) {
     const int64_t at = g * (kGroup / 2), size = w.bytes() - at < kGroup / 2 ? w.bytes() - at : kGroup / 2;
     const __m512i low = _mm512_set1_epi8(15), eight = _mm512_set1_epi8(8);
-    for (int64_t j = 0; j < kTile; ++j) {
+    for (int64_t j = 0; j < kTileHeight; ++j) {
       __m512i v = _mm512_setzero_si512();
       if (j < outs) {
         const uint8_t* from = w.values + (o + j) * w.bytes() + at;
@@ -198,7 +197,7 @@ struct Int4 {
       }
       v = _mm512_xor_si512(v, _mm512_set1_epi8(static_cast<char>(0x88)));
       _mm512_store_si512(to + 64 * j, _mm512_sub_epi8(_mm512_and_si512(v, low), eight));
-      _mm512_store_si512(to + kTileBytes + 64 * j,
+      _mm512_store_si512(to + kTileSize + 64 * j,
                          _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16(v, 4), low), eight));
     }
   }

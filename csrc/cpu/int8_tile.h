@@ -120,20 +120,21 @@ struct Int8 {
   template <class RowOf, class Emit>
   static void tile_block(const Activations<Int8>& x, RowOf&& row_of, int64_t r0, int64_t r1, const uint8_t* b,
                          const Weight& w, int64_t o0, int64_t o1, Emit&& emit) {
-    const int64_t steps = padded(w.k) / kTileStep, b_size = steps * kTileBytes, row_tiles = (r1 - r0 + kTile - 1) / kTile;
+    const int64_t steps = padded(w.k) / kTileBytes, b_size = steps * kTileSize,
+                  row_tiles = (r1 - r0 + kTileHeight - 1) / kTileHeight;
     Scratch scratch;
     uint8_t* packed = scratch.take<uint8_t>(2 * b_size);
-    alignas(64) int32_t sums[2 * kTile * kTile], turned[kTile * kPanel];
+    alignas(64) int32_t sums[2 * kTileHeight * kTileHeight], turned[kTileHeight * kPanel];
     float values[kPanel];
-    const Tiles tiles;
+    const Tiles tiles(kTileHeight);
     for (int64_t o = o0; o < o1; o += kPanel) {
       const int64_t outs = o1 - o < kPanel ? o1 - o : kPanel;
       const uint8_t* a = reinterpret_cast<const uint8_t*>(w.values + o * w.k);
-      int64_t stride = w.k, next = kTileStep, second = kTile * w.k;
+      int64_t stride = w.k, next = kTileBytes, second = kTileHeight * w.k;
       // What is read more than once, or has an end within a tile, is laid out tile by tile.
-      if (row_tiles > 2 || outs < kPanel || w.k % kTileStep != 0) {
+      if (row_tiles > 2 || outs < kPanel || w.k % kTileBytes != 0) {
         copy_tiles(a, w.k, outs, packed);
-        a = packed, stride = 64, next = 2 * kTileBytes, second = kTileBytes;
+        a = packed, stride = 64, next = 2 * kTileSize, second = kTileSize;
       }
       for (int64_t t = 0; t < row_tiles; t += 2) {
         const uint8_t *b0 = b + t * b_size, *b1 = t + 1 < row_tiles ? b0 + b_size : b0;
@@ -143,18 +144,18 @@ struct Int8 {
           GLM5_TILE_ZERO(2);
           GLM5_TILE_ZERO(3);
           for (int64_t s = 0; s < steps; ++s) {
-            GLM5_TILE_LOAD(6, b0 + s * kTileBytes, 64);
+            GLM5_TILE_LOAD(6, b0 + s * kTileSize, 64);
             GLM5_TILE_LOAD(4, a + s * next, stride);
             GLM5_TILE_DOT(0, 4, 6);
             GLM5_TILE_LOAD(5, a + s * next + second, stride);
             GLM5_TILE_DOT(1, 5, 6);
-            GLM5_TILE_LOAD(7, b1 + s * kTileBytes, 64);
+            GLM5_TILE_LOAD(7, b1 + s * kTileSize, 64);
             GLM5_TILE_DOT(2, 4, 7);
             GLM5_TILE_DOT(3, 5, 7);
           }
         } else {
           for (int64_t s = 0; s < steps; ++s) {
-            GLM5_TILE_LOAD(6, b0 + s * kTileBytes, 64);
+            GLM5_TILE_LOAD(6, b0 + s * kTileSize, 64);
             GLM5_TILE_LOAD(4, a + s * next, stride);
             GLM5_TILE_DOT(0, 4, 6);
             GLM5_TILE_LOAD(5, a + s * next + second, stride);
@@ -163,20 +164,20 @@ struct Int8 {
         }
         auto give = [&](int64_t first_row) {
           turn_tile(sums, turned, kPanel);
-          turn_tile(sums + kTile * kTile, turned + kTile, kPanel);
-          for (int64_t r = first_row; r < r1 && r < first_row + kTile; ++r) {
+          turn_tile(sums + kTileHeight * kTileHeight, turned + kTileHeight, kPanel);
+          for (int64_t r = first_row; r < r1 && r < first_row + kTileHeight; ++r) {
             const int64_t row = row_of(r);
             scale_row(turned + (r - first_row) * kPanel, 0, x.scale[row], w.scales + o, outs, values);
             emit(r, o, values, outs);
           }
         };
         GLM5_TILE_STORE(0, sums);
-        GLM5_TILE_STORE(1, sums + kTile * kTile);
-        give(r0 + t * kTile);
+        GLM5_TILE_STORE(1, sums + kTileHeight * kTileHeight);
+        give(r0 + t * kTileHeight);
         if (b1 != b0) {
           GLM5_TILE_STORE(2, sums);
-          GLM5_TILE_STORE(3, sums + kTile * kTile);
-          give(r0 + (t + 1) * kTile);
+          GLM5_TILE_STORE(3, sums + kTileHeight * kTileHeight);
+          give(r0 + (t + 1) * kTileHeight);
         }
       }
     }
@@ -189,13 +190,13 @@ struct Int8 {
       const uint8_t* w = from + o * k;
       int64_t i = 0;
       if (o < outs) {
-        for (; i + 64 <= k; i += 64, row += 2 * kTileBytes) std::memcpy(row, w + i, 64);
+        for (; i + 64 <= k; i += 64, row += 2 * kTileSize) std::memcpy(row, w + i, 64);
         if (i < k) {
           _mm512_storeu_si512(row, load_w(w + i, Part{static_cast<int>(k - i)}));
-          i += 64, row += 2 * kTileBytes;
+          i += 64, row += 2 * kTileSize;
         }
       }
-      for (; i < k; i += 64, row += 2 * kTileBytes) std::memset(row, 0, 64);
+      for (; i < k; i += 64, row += 2 * kTileSize) std::memset(row, 0, 64);
     }
   }
 #endif

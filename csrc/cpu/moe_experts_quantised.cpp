@@ -40,9 +40,8 @@ void first_product(const Chunk& chunk, const T* x, const typename Kind::Weight& 
   groups.pack(scratch, q, k, row_of);
   auto wait = [=](int64_t r, int64_t o, const float* values, int64_t n) {
     float* to = hidden + r * stride + o;
-    for_lanes(n, [&](int64_t i, auto lanes) __attribute__((always_inline)) {
-      store(to + i, round_to<T>(load(values + i, lanes)), lanes);
-    });
+    for_lanes(n, [&](int64_t i, auto lanes)
+                     __attribute__((always_inline)) { store(to + i, round_to<T>(load(values + i, lanes)), lanes); });
   };
   auto join = [=](int64_t r, int64_t o, const float* values, int64_t n) {
     float* to = hidden + r * stride + (o - inner);
@@ -147,11 +146,9 @@ GLM5_KERNEL(moe_experts_quantised,
           [&](const Chunk& chunk, T* to) { second_product<decltype(second_kind), T>(chunk, w2, to); });
     });
   };
-  for_weight_kind("moe_experts", "w_gate_up", gate_up, gate_up_scales, experts, 2 * inner, n,
-                  [&](auto first_kind, const auto& w1) {
-                    for_weight_kind("moe_experts", "w_down", down, down_scales, experts, n, inner,
-                                    [&](auto second_kind, const auto& w2) {
-                                      with_kinds(first_kind, w1, second_kind, w2);
-                                    });
-                  });
+  for_weight_kind(
+      "moe_experts", "w_gate_up", gate_up, gate_up_scales, experts, 2 * inner, n, [&](auto first_kind, const auto& w1) {
+        for_weight_kind("moe_experts", "w_down", down, down_scales, experts, n, inner,
+                        [&](auto second_kind, const auto& w2) { with_kinds(first_kind, w1, second_kind, w2); });
+      });
 }

@@ -5,15 +5,15 @@
 // integers, matrix tiles and vectors give the same bits, so that the number of rows may choose between them.
 #pragma once
 
-#include "cpu/amx.h"
+#include "cpu/int8_amx.h"
 #include "cpu/quant_rows.h"
 #include "glm5/scratch.h"
 #include "glm5/thread_pool.h"
 
 namespace glm5::GLM5_LEVEL_NS {
 
-constexpr int kPanel = 32;          // outputs that are computed together
-constexpr int64_t kBlockRows = 256;  // rows that share one pass over a panel
+constexpr int kPanel = 32;             // outputs that are computed together
+constexpr int64_t kBlockRows = 256;    // rows that share one pass over a panel
 constexpr int64_t kTileRowsLeast = 5;  // below, vectors are as fast as tiles, which are 16 rows whatever they hold
 
 // Quantised rows. `extra` is what mends unsigned weights, or unused.
@@ -54,7 +54,8 @@ struct Groups {
   // B tiles of rows r on, where r - offsets[e] is a multiple of 16.
   const uint8_t* tiles_at(int64_t e, int64_t r, int64_t steps) const {
 #if GLM5_LEVEL >= 5
-    return tiles == nullptr || tiles[e] == nullptr ? nullptr : tiles[e] + (r - offsets[e]) / kTile * steps * kTileBytes;
+    return tiles == nullptr || tiles[e] == nullptr ? nullptr
+                                                   : tiles[e] + (r - offsets[e]) / kTileHeight * steps * kTileSize;
 #else
     (void)e, (void)r, (void)steps;
     return nullptr;
@@ -66,28 +67,29 @@ struct Groups {
   void pack(Scratch& scratch, const Activations<Kind>& x, int64_t k, RowOf&& row_of) {
 #if GLM5_LEVEL >= 5
     if constexpr (Kind::kTiles) {
-      const int64_t steps = Kind::padded(k) / kTileStep;
+      const int64_t steps = Kind::padded(k) / kTileBytes;
       int64_t count = 0;
       for (int64_t e = 0; e < experts; ++e) count += tiles_of(e);
       if (count == 0) return;
       tiles = scratch.take<const uint8_t*>(experts);
-      uint8_t* to = scratch.take<uint8_t>(count * steps * kTileBytes);
+      uint8_t* to = scratch.take<uint8_t>(count * steps * kTileSize);
       int32_t* first = scratch.take<int32_t>(count);
       int32_t* last = scratch.take<int32_t>(count);
       count = 0;
       for (int64_t e = 0; e < experts; ++e) {
-        tiles[e] = tiles_of(e) > 0 ? to + count * steps * kTileBytes : nullptr;
-        for (int64_t i = 0; i < tiles_of(e); ++i) first[count] = offsets[e] + kTile * i, last[count++] = offsets[e + 1];
+        tiles[e] = tiles_of(e) > 0 ? to + count * steps * kTileSize : nullptr;
+        for (int64_t i = 0; i < tiles_of(e); ++i)
+          first[count] = offsets[e] + kTileHeight * i, last[count++] = offsets[e + 1];
       }
       parallel_for(count, 16 / (steps + 1) + 1, [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {
-          const int8_t* rows[kTile];
+          const int8_t* rows[kTileHeight];
           // Columns past the last row repeat it; nobody reads what they give.
-          for (int i = 0; i < kTile; ++i) {
+          for (int i = 0; i < kTileHeight; ++i) {
             const int64_t r = first[t] + i < last[t] ? first[t] + i : last[t] - 1;
             rows[i] = x.q + row_of(r) * x.stride;
           }
-          for (int64_t s = 0; s < steps; ++s) pack_tile(rows, s * kTileStep, to + (t * steps + s) * kTileBytes);
+          for (int64_t s = 0; s < steps; ++s) pack_tile(rows, s * kTileBytes, to + (t * steps + s) * kTileSize);
         }
       });
     }
@@ -100,7 +102,7 @@ struct Groups {
 #if GLM5_LEVEL >= 5
   int64_t tiles_of(int64_t e) const {
     const int64_t rows = offsets[e + 1] - offsets[e];
-    return rows < kTileRowsLeast ? 0 : (rows + kTile - 1) / kTile;
+    return rows < kTileRowsLeast ? 0 : (rows + kTileHeight - 1) / kTileHeight;
   }
 #endif
 };

@@ -20,8 +20,8 @@ inline void check_weight(const char* op, const char* name, const char* part, con
   }
 }
 
-// Calls f(kind, weight) with the Weight of Int8, Int4 or Fp8 that the values' dtype names. Throws unless values and scales
-// have that kind's shapes for a weight [outs, k], or [experts, outs, k] with experts >= 0.
+// Calls f(kind, weight) with the Weight of Int8, Int4 or Fp8 that the values' dtype names. Throws unless values and
+// scales have that kind's shapes for a weight [outs, k], or [experts, outs, k] with experts >= 0.
 template <class F>
 inline void for_weight_kind(const char* op, const char* name, const TensorView& values, const TensorView& scales,
                             int64_t experts, int64_t outs, int64_t k, F&& f) {
