@@ -3,23 +3,30 @@ set(GLM5_OPS
   add
   cache_index_keys
   concat_and_cache_mla
+  dequantize
   flash_mla
   flash_mla_bwd
   fused_add_rms_norm
   grouped_gemm
   indexer_preprocess
   indexer_project
+  grouped_gemm_quantised
+  hadamard
   layer_norm
   linear
   linear_cross_entropy
   linear_entropy
+  linear_quantised
   mla_expand_values
   mla_preprocess
   mla_project
   moe_experts
+  moe_experts_quantised
   moe_gate
   moe_permute
   moe_unpermute
+  quantize_per_group
+  quantize_per_token
   rms_norm
   rope
   sample
@@ -32,7 +39,11 @@ set(GLM5_OPS
 )
 
 # Which of them also have kernels for 8-bit dot products, for bf16 dot products and for matrix tiles.
-set(GLM5_VNNI_OPS)
+set(GLM5_VNNI_OPS
+  grouped_gemm_quantised
+  linear_quantised
+  moe_experts_quantised
+)
 set(GLM5_BF16_OPS
   flash_mla
   flash_mla_bwd
@@ -51,4 +62,4 @@ set(GLM5_BF16_OPS
   topk_indexer_with_scores
   sparse_flash_attention_bwd
 )
-set(GLM5_AMX_OPS ${GLM5_BF16_OPS})
+set(GLM5_AMX_OPS ${GLM5_BF16_OPS} ${GLM5_VNNI_OPS})

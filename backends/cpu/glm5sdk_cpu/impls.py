@@ -17,6 +17,8 @@ from glm5sdk_cpu import _C
 __all__ = ["implementations"]
 
 FLOATS = ("f32", "bf16", "f16")
+PLAIN = ("plain/plain",)
+QUANTISED = ("w8a8/plain", "w4a8/plain", "fp8/plain")
 PRIORITY = 100  # above composed and reference; a level adds its rank
 
 
@@ -28,34 +30,41 @@ class Row:
         op: the op, and the function of that name in the compiled module.
         dtypes: activation dtypes it takes.
         options: accepted values of string and switch arguments, where not all are.
+        quantised: whether weights may be quantised; `_C.levels` has those kernels as `<op>_quantised`, and the module
+            as overloads of the op's function, since a quantised weight comes as two tensors.
     """
 
     op: str
     dtypes: tuple[str, ...] = FLOATS
     options: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    quantised: bool = False
 
 
 ROWS = (
     Row("add"),
     Row("cache_index_keys"),
     Row("concat_and_cache_mla"),
+    Row("dequantize", options={"out_dtype": (torch.float32, torch.bfloat16, torch.float16)}),
     Row("flash_mla"),
     Row("flash_mla_bwd", options={"format": ("plain",)}),
     Row("fused_add_rms_norm"),
-    Row("grouped_gemm"),
+    Row("grouped_gemm", quantised=True),
+    Row("hadamard"),
     Row("indexer_preprocess"),
     Row("indexer_project"),
     Row("layer_norm"),
-    Row("linear"),
+    Row("linear", quantised=True),
     Row("linear_cross_entropy"),
     Row("linear_entropy"),
     Row("mla_expand_values"),
     Row("mla_preprocess"),
     Row("mla_project"),
-    Row("moe_experts"),
+    Row("moe_experts", quantised=True),
     Row("moe_gate"),
     Row("moe_permute"),
     Row("moe_unpermute"),
+    Row("quantize_per_group"),
+    Row("quantize_per_token"),
     Row("rms_norm"),
     Row("rope"),
     Row("sample"),
@@ -72,7 +81,12 @@ def implementations(levels: Sequence[str]) -> list[Impl]:
     """Every row at every level that this processor can run."""
     _follow_torch()
     most = _C.cpu_level()
-    return [_implementation(row, levels[n], n) for row in ROWS for n in _C.levels[row.op] if n <= most]
+    return [_implementation(row, levels[n], n) for row in ROWS for n in _levels(row) if n <= most]
+
+
+def _levels(row: Row) -> list[int]:
+    """The levels at which some kernel of a row has a form of its own; the others run their best below."""
+    return sorted({*_C.levels[row.op], *(_C.levels[f"{row.op}_quantised"] if row.quantised else ())})
 
 
 def _follow_torch() -> None:
@@ -86,6 +100,12 @@ def _follow_torch() -> None:
 
 
 def _implementation(row: Row, level: str, rank: int) -> Impl:
-    requires = Requires(device=("cpu",), dtypes=row.dtypes, options=row.options, weights=("plain/plain",))
+    requires = Requires(
+        device=("cpu",),
+        dtypes=row.dtypes,
+        options=row.options,
+        weights=PLAIN + QUANTISED if row.quantised else PLAIN,
+        plain_apart=True,
+    )
     kernel = partial(getattr(_C, row.op), rank)
     return Impl(row.op, f"cpu.{level}", "native", kernel, requires, PRIORITY + rank, invariant=True)

@@ -63,6 +63,7 @@ class Requires:
         axes: tests by axis name.
         options: accepted values by option name.
         weights: accepted `kind/layout` tags of every weight argument.
+        plain_apart: whether plain and quantised weights may not stand side by side in one call.
     """
 
     device: tuple[str, ...] = ()
@@ -70,6 +71,7 @@ class Requires:
     axes: Mapping[str, AxisTest] = field(default_factory=dict)
     options: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     weights: tuple[str, ...] = ()
+    plain_apart: bool = False
 
     def reasons(self, call: CallInfo) -> list[str]:
         """Every reason why this call cannot run, as `<what> is <got>, needs <want>`; empty = it can."""
@@ -87,6 +89,8 @@ class Requires:
         for name, tag in call.weights.items():
             if self.weights and tag not in self.weights:
                 found.append(f"weight {name} is {tag}, needs {' or '.join(self.weights)}")
+        if self.plain_apart and len({tag.startswith("plain/") for tag in call.weights.values()}) > 1:
+            found.append(f"weights are {' and '.join(call.weights.values())}, needs all plain or all quantised")
         return found
 
 

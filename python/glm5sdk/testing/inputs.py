@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from glm5sdk.core.errors import ContractError
+from glm5sdk.ops._weights import KINDS, quantize_weight
 from glm5sdk.registry import CATALOGUE, Impl, Op, TestRules, Weight
 from glm5sdk.registry.contract_source import names_in
 from glm5sdk.registry.device import ACTIVATIONS, dtype_name, named_dtype
@@ -26,6 +27,7 @@ __all__ = [
     "dtypes_of",
     "forward_of",
     "geometries",
+    "kinds_of",
     "random_examples",
     "rules_of",
     "tensors_of",
@@ -46,6 +48,7 @@ class Example:
         dtype: short name of the activation dtype.
         exact: whether values are small integers.
         seed: of the generator.
+        kind: of its weights.
     """
 
     index: int
@@ -53,10 +56,12 @@ class Example:
     dtype: str
     exact: bool = False
     seed: int = 0
+    kind: str = "plain"
 
     def __str__(self) -> str:
         sizes = " ".join(f"{k}={v}" for k, v in self.axes)
-        return f"{self.dtype} {sizes} index={self.index} seed={self.seed}{' exact' if self.exact else ''}"
+        kind = f" {self.kind}" if self.kind != "plain" else ""
+        return f"{self.dtype} {sizes} index={self.index} seed={self.seed}{' exact' if self.exact else ''}{kind}"
 
 
 def forward_of(op: Op[..., Any]) -> Op[..., Any] | None:
@@ -79,16 +84,33 @@ def dtypes_of(op: Op[..., Any], impl: Impl) -> list[str]:
     return wanted or list(claimed)
 
 
+def kinds_of(op: Op[..., Any], impl: Impl) -> list[str]:
+    """Kinds of weights to test: those in their plain layout that the implementation accepts, `plain` first.
+
+    A gradient op is tested on plain weights only: autograd, its oracle, sees no others.
+    """
+    if forward_of(op) is not None or not any(isinstance(r, TensorRule) and r.is_weight for r in op.inputs.values()):
+        return ["plain"]
+    accepted = impl.requires.weights
+    if not accepted:
+        return ["plain"] if impl.kind == "native" else list(KINDS)
+    return [kind for kind in KINDS if f"{kind}/plain" in accepted]
+
+
 def geometries(op: Op[..., Any], impl: Impl, every_dtype: bool = False) -> list[Example]:
-    """The fixed examples of an op, each in one dtype or in every one."""
+    """The fixed examples of an op, each in one dtype or in every one, with weights of one more kind where it can."""
     dtypes = dtypes_of(op, impl)
+    _, *more = kinds_of(op, impl)
     found = []
     for index, sizes in enumerate(rules_of(op).geometries):
         axes = tuple((a, sizes.get(a, _range(op, a)[0] or 1)) for a in _axes(op))
         first = _example(op, index, axes, dtypes)
         found.append(first)
+        if more:
+            found.append(replace(first, exact=False, kind=more[index % len(more)]))
         if every_dtype:
             found += [Example(index, axes, d, first.exact, index) for d in dtypes if d != first.dtype]
+            found += [Example(index, axes, d, False, index, kind) for d in dtypes for kind in more]
     return found
 
 
@@ -99,11 +121,13 @@ def random_examples(op: Op[..., Any], impl: Impl) -> st.SearchStrategy[Example]:
     count = len(rules.options) * len(dtypes) * 2
     sizes = {axis: _sizes(op, impl, axis) for axis in _axes(op)}
 
-    def build(index: int, seed: int, drawn: Mapping[str, int]) -> Example:
-        return _example(op, index, tuple(drawn.items()), dtypes, seed)
+    def build(index: int, seed: int, drawn: Mapping[str, int], kind: str) -> Example:
+        example = _example(op, index, tuple(drawn.items()), dtypes, seed)
+        return example if kind == "plain" else replace(example, exact=False, kind=kind)
 
     drawn = st.fixed_dictionaries(sizes).filter(lambda axes: all(_holds(c, axes) for c in op.where))
-    return st.builds(build, st.integers(0, count - 1), st.integers(0, 2**31 - 1), drawn)
+    kinds = st.sampled_from(kinds_of(op, impl))
+    return st.builds(build, st.integers(0, count - 1), st.integers(0, 2**31 - 1), drawn, kinds)
 
 
 def _holds(condition: str, axes: Mapping[str, int]) -> bool:
@@ -177,6 +201,8 @@ def _forward_arguments(op: Op[..., Any], example: Example, generator: torch.Gene
         elif isinstance(rule, TensorRule):
             absent = rule.optional and name not in named and (example.index >> position % 3) % 2 == 1
             values[name] = None if absent else _draw(op, name, rule, axes, dtype, generator, example.exact, given)
+            if rule.is_weight and values[name] is not None and example.kind != "plain":
+                values[name] = quantize_weight(values[name], example.kind)
         elif parameter.default is not parameter.empty:
             values[name] = parameter.default
         else:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glm5sdk.ops._cache import read_index_rows, read_kv_rows
-from glm5sdk.registry import Op, TestRules
+from glm5sdk.registry import Op, TestRules, Weight
 from glm5sdk.registry.device import dtype_name
 from glm5sdk.registry.formats import is_byte_format, page_size_of
 from glm5sdk.registry.shapes import TensorRule
@@ -20,6 +20,7 @@ from glm5sdk.testing.oracle import Oracle
 __all__ = ["Tolerance", "compare_results", "same_bits"]
 
 FP8_SPACING = 0.08  # largest distance of neighbouring e4m3 values, as a share of a group's largest value
+INT8_SPACING = 1 / 127
 
 
 class Tolerance(float):
@@ -52,7 +53,11 @@ def compare_results(op: Op[..., Any], oracle: Oracle, got: Mapping[str, Tensor],
             )
         wide[name], same[name], results[name] = rows(wide[name]), rows(same[name]), rows(results[name])
     tolerance = Tolerance(
-        {n: _allowed(rules, n in op.mutates, results[n], same[n], wide[n]) for n in wide if _continuous(wide[n])}
+        {
+            n: _allowed(rules, _spacing(op, n, oracle.arguments, same[n]), results[n], same[n], wide[n])
+            for n in wide
+            if _continuous(wide[n])
+        }
     )
     if rules.compare is not None and rules is op.tests:
         try:
@@ -90,7 +95,20 @@ def as_bytes(t: Tensor) -> Tensor:
     return t.detach().clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
 
 
-def _allowed(rules: TestRules, byte_rows: bool, got: Tensor, same: Tensor, wide: Tensor) -> float:
+def _spacing(op: Op[..., Any], name: str, arguments: Mapping[str, Any], same: Tensor) -> float:
+    """What one step of a quantised value that rounds the other way may change, as a share of the largest result.
+
+    A single product quantises what it is given, the same in every implementation; a second one what the first computed.
+    """
+    if name in op.mutates:
+        return FP8_SPACING if same.dtype == torch.float64 else 0.0
+    kinds = {value.kind for value in arguments.values() if isinstance(value, Weight)}
+    if sum(isinstance(r, TensorRule) and r.is_weight for r in op.inputs.values()) < 2 or not kinds:
+        return 0.0
+    return FP8_SPACING if "fp8" in kinds else INT8_SPACING
+
+
+def _allowed(rules: TestRules, spacing: float, got: Tensor, same: Tensor, wide: Tensor) -> float:
     finite = wide[wide.isfinite()]
     scale = float(finite.abs().max()) if finite.numel() else 0.0
     floor = rules.floor.get(dtype_name(same.dtype))
@@ -98,8 +116,7 @@ def _allowed(rules: TestRules, byte_rows: bool, got: Tensor, same: Tensor, wide:
         accumulator = torch.finfo(torch.float64 if got.dtype == torch.float64 else torch.float32).eps
         # One rounding more or less of the result, and eight of the accumulator near 1.
         floor = torch.finfo(same.dtype).eps * scale + 8 * accumulator * max(1.0, scale)
-    if byte_rows and same.dtype == torch.float64:
-        floor += FP8_SPACING * scale
+    floor += spacing * scale
     return rules.factor * _error(same, wide) + floor
 
 
