@@ -11,7 +11,7 @@ from glm5sdk import ops
 from glm5sdk.models.glm5.decoder import DecoderLayer
 from glm5sdk.nn.mla import LatentAttention
 from glm5sdk.nn.moe import MLP, Experts, MixtureOfExperts
-from glm5sdk.quant.capture import Calls, expert_rows
+from glm5sdk.quant.capture import Call, Calls, expert_rows
 from glm5sdk.quant.scheme import Scheme
 from glm5sdk.quant.smooth import Consumer, powers
 from glm5sdk.registry.weight import load_weight
@@ -118,7 +118,7 @@ def _down(mlp: MLP, name: str, inputs: dict[str, Tensor], scheme: Scheme) -> Non
     _rescale(inputs, (name,), s)
 
 
-def _expert_down(module: Experts, calls: list, scheme: Scheme) -> None:
+def _expert_down(module: Experts, calls: list[Call], scheme: Scheme) -> None:
     if module.limit is not None:
         return
     inner = module.down_proj.shape[2]

@@ -13,13 +13,12 @@ from glm5sdk.core.errors import ContractError
 from glm5sdk.models.glm5.checkpoint_forms import is_quantisable
 from glm5sdk.models.glm5.decoder import DecoderLayer
 from glm5sdk.models.glm5.model import Glm5ForCausalLM
-from glm5sdk.nn.context import ForwardContext
 from glm5sdk.nn.mla import LatentAttention
 from glm5sdk.nn.moe import MLP, Experts
 from glm5sdk.nn.quantised import QuantisedExperts, QuantisedLinear
 from glm5sdk.nn.token_batch import TokenBatch
 from glm5sdk.ops._weights import quantize_weight
-from glm5sdk.quant.capture import Calls, expert_rows, inputs_of, recorded
+from glm5sdk.quant.capture import Call, Calls, expert_rows, inputs_of, recorded
 from glm5sdk.quant.folds import smooth
 from glm5sdk.quant.measure import relative_error
 from glm5sdk.quant.report import ModuleError, Report
@@ -119,46 +118,46 @@ def _layers(model: Glm5ForCausalLM, ids: Tensor) -> Iterator[tuple[DecoderLayer,
 
 def _quantise_layer(layer: DecoderLayer, calls: Calls, number: int, scheme: Scheme, method: str) -> list[ModuleError]:
     inputs = inputs_of(layer, calls)
-    wanted = {name: _outputs(layer, name, x) for name, x in inputs.items() if _is_target(name)}
-    nearest = {
-        name: relative_error(ops.linear(inputs[name], _nearest(layer, name, scheme), None, torch.float32), want)
-        for name, want in wanted.items()
-    }
+    targets = [name for name in inputs if is_quantisable(f"{name}.weight", (1, 1))]
+    nearest = {name: _nearest_error(layer, name, inputs[name], scheme) for name in targets}
     expert_nearest = _expert_errors(layer, calls, scheme)
     if method != "rtn" and scheme.linear == "w8a8":
         smooth(layer, calls, inputs, scheme)
     errors = []
     grams: dict[int, Tensor] = {}
-    for name, want in wanted.items():
-        x = inputs[name]
+    for name in targets:
+        x, w = inputs[name], _weight(layer, name)
         if method != "rtn" and id(x) not in grams:
             grams[id(x)] = gram(x)
-        module = layer.get_submodule(name)
-        weight = quantise_matrix(module.weight, scheme.linear, method, grams.get(id(x)))  # type: ignore[arg-type]
+        weight = quantise_matrix(w, scheme.linear, method, grams.get(id(x)))
+        error = _linear_error(x, w, weight)
         _replace(layer, name, QuantisedLinear(weight))
-        error = relative_error(ops.linear(x, weight, None, torch.float32), want)
         errors.append(ModuleError(number, _kind(f".{name}"), name, weight.kind, nearest[name], error))
     for name, module in list(layer.named_modules()):
         if isinstance(module, Experts):
             _replace(layer, name, _quantise_experts(module, calls[name], scheme.experts, method))
-            error = _block_error(layer, name, calls)
+            error = _error(layer.get_submodule(name), calls[name])
             errors.append(ModuleError(number, "experts", f"{name}.weights", scheme.experts, expert_nearest, error))
     for name, module in layer.named_modules():
         if isinstance(module, (LatentAttention, MLP, Experts)):
-            errors.append(ModuleError(number, _kind(f".{name}"), name, "", math.nan, _block_error(layer, name, calls)))
+            errors.append(ModuleError(number, _kind(f".{name}"), name, "", math.nan, _error(module, calls[name])))
     return errors
 
 
-def _is_target(name: str) -> bool:
-    return is_quantisable(f"{name}.weight", (1, 1))
+def _weight(layer: nn.Module, name: str) -> Tensor:
+    weight = layer.get_submodule(name).weight
+    assert isinstance(weight, Tensor), "check_model has seen a float model"
+    return weight
 
 
-def _outputs(layer: nn.Module, name: str, x: Tensor) -> Tensor:
-    return ops.linear(x, layer.get_submodule(name).weight, None, torch.float32)  # type: ignore[arg-type]
+def _nearest_error(layer: nn.Module, name: str, x: Tensor, scheme: Scheme) -> float:
+    w = _weight(layer, name)
+    return _linear_error(x, w, quantize_weight(w, scheme.linear))
 
 
-def _nearest(layer: nn.Module, name: str, scheme: Scheme) -> Weight:
-    return quantize_weight(layer.get_submodule(name).weight, scheme.linear)  # type: ignore[arg-type]
+def _linear_error(x: Tensor, w: Tensor, weight: Weight) -> float:
+    """Relative error of x w^T, before its rounding to the activation dtype."""
+    return relative_error(ops.linear(x, weight, None, torch.float32), ops.linear(x, w, None, torch.float32))
 
 
 def _expert_errors(layer: nn.Module, calls: Calls, scheme: Scheme) -> float:
@@ -170,9 +169,7 @@ def _expert_errors(layer: nn.Module, calls: Calls, scheme: Scheme) -> float:
     return math.nan
 
 
-def _quantise_experts(
-    module: Experts, calls: list[tuple[tuple[Tensor, ...], Tensor]], kind: str, method: str
-) -> nn.Module:
+def _quantise_experts(module: Experts, calls: list[Call], kind: str, method: str) -> QuantisedExperts:
     parts: tuple[list[Weight], list[Weight]] = ([], [])
     for expert in range(module.down_proj.shape[0]):
         gate_up, down = module.gate_up_proj[expert], module.down_proj[expert]
@@ -189,11 +186,7 @@ def _stacked(weights: list[Weight]) -> Weight:
     return Weight(weights[0].kind, "plain", (len(weights), *weights[0].shape), tensors)
 
 
-def _block_error(layer: nn.Module, name: str, calls: Calls) -> float:
-    return _error(layer.get_submodule(name), calls[name])
-
-
-def _error(module: nn.Module, calls: list[tuple[tuple[Tensor | ForwardContext, ...], Tensor]]) -> float:
+def _error(module: nn.Module, calls: list[Call]) -> float:
     """Relative error of a module's results on recorded arguments."""
     got = torch.cat([module(*args) for args, _ in calls])
     return relative_error(got, torch.cat([result for _, result in calls]))
