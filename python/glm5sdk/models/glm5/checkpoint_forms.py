@@ -80,7 +80,13 @@ def stored_kind(name: str, stored: Mapping[str, StoredTensor]) -> str | None:
 
 
 def to_tensors(name: str, weight: Weight) -> Iterator[tuple[str, Tensor]]:
-    """The checkpoint's tensors of a quantised matrix, scales after values."""
+    """The checkpoint's tensors of a quantised matrix, scales after values.
+
+    Raises:
+        CheckpointError: the weight is in a backend's own layout.
+    """
+    if weight.layout != "plain":
+        raise CheckpointError(f"checkpoint: {name} has layout {weight.layout!r}, needs plain (op.unprepare)")
     values, scale = weight.tensors
     if weight.kind == "fp8":
         yield from ((name, values), (name + SIDECAR, scale))
