@@ -14,8 +14,11 @@ from torch import Tensor
 from glm5sdk.core.errors import ContractError
 from glm5sdk.models.glm5 import Glm5ForCausalLM
 from glm5sdk.nn.quantised import QuantisedExperts, QuantisedLinear, named_weights, quantised_like, weight_kinds
+from glm5sdk.nn.token_batch import TokenBatch
 from glm5sdk.ops._weights import dequantize_weight, quantize_weight
 from glm5sdk.quant import compare_logits, held_out_states, quantise_model, scheme
+from glm5sdk.quant.capture import recorded
+from glm5sdk.quant.model import _error, _keys_kept, _layers
 from glm5sdk.registry import Weight
 
 FLOAT = ("embed_tokens", "lm_head", "norm", "mlp.gate.", "weights_proj", "eh_proj", "kv_b_proj")
@@ -212,6 +215,39 @@ def test_nothing_quantised_diverges_by_nothing() -> None:
     model, ids = random_model(), tokens(2, 8)
     same = compare_logits(model, ids, held_out_states(model, ids))
     assert (same.kl_mean, same.kl_max, same.agreement) == (0, 0, 1)
+
+
+def test_the_report_counts_selected_keys_that_stay() -> None:
+    """Against sets, from traces of both models over the first layer, whose inputs are the same."""
+    model, plain, ids = random_model(), random_model(), tokens()
+    report = quantise_model(model, scheme("w4a8-experts"), ids, "rtn")
+    assert set(report.keys_kept) == {layer for layer in range(4) if plain.config.has_indexer(layer)}
+    kept = total = 0
+    for row in ids:
+        seen: list[Tensor] = []
+        for m in (plain, model):
+            traced: dict[str, Tensor] = {}
+            context = m.context(TokenBatch.packed([len(row)]), trace=traced.__setitem__)
+            with torch.no_grad():
+                m.hidden_states(row, context)
+            seen.append(traced["layers.0.indices"])
+        for was, now in zip(*(s.flatten(1).tolist() for s in seen), strict=True):
+            kept += len(set(was) & set(now) - {-1})
+            total += len(set(was) - {-1})
+    assert report.keys_kept[0] == kept / total
+
+
+def test_attention_is_measured_on_the_same_keys() -> None:
+    """A broken indexer shows in the keys that are kept, not in attention's error."""
+    model = random_model()
+    layer, run = next(iter(_layers(model, tokens())))
+    with torch.no_grad():
+        with recorded(layer) as calls:
+            run()
+        assert (_error(layer.self_attn, calls["self_attn"]), _keys_kept(layer.self_attn, calls["self_attn"])) == (0, 1)
+        layer.self_attn.indexer.wq_b.weight.neg_()
+        assert _error(layer.self_attn, calls["self_attn"]) == 0
+        assert _keys_kept(layer.self_attn, calls["self_attn"]) < 0.9
 
 
 def test_better_methods_lower_the_experts_error_and_the_report_is_json() -> None:

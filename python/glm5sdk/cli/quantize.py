@@ -129,9 +129,11 @@ def show(console: Console, report: Report, dtype: str) -> None:
     layers.add_column("layer")
     for kind in KINDS:
         layers.add_column(kind, justify="right")
+    layers.add_column("keys kept", justify="right")
     blocks = {kind: report.blocks(kind) for kind in KINDS}
     for layer in sorted({m.layer for m in report.modules}):
-        layers.add_row(str(layer), *(_percent(blocks[kind].get(layer, math.nan)) for kind in KINDS))
+        cells = [blocks[kind].get(layer, math.nan) for kind in KINDS] + [report.keys_kept.get(layer, math.nan)]
+        layers.add_row(str(layer), *map(_percent, cells))
     console.print(layers)
 
     kinds = Table(title=f"by kind of module, from {dtype}")

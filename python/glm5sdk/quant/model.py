@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from glm5sdk.core.errors import ContractError
 from glm5sdk.models.glm5.checkpoint_forms import is_quantisable
 from glm5sdk.models.glm5.decoder import DecoderLayer
 from glm5sdk.models.glm5.model import Glm5ForCausalLM
+from glm5sdk.nn.context import ForwardContext
 from glm5sdk.nn.mla import LatentAttention
 from glm5sdk.nn.moe import MLP, Experts
 from glm5sdk.nn.quantised import QuantisedExperts, QuantisedLinear
@@ -64,6 +67,8 @@ def quantise_model(
             with recorded(layer) as calls:
                 run()
             report.modules += _quantise_layer(layer, calls, number, scheme, method)
+            if layer.self_attn.indexer is not None and model.config.sparse_pattern == "indexer":
+                report.keys_kept[number] = _keys_kept(layer.self_attn, calls["self_attn"])
             if on_layer is not None:
                 on_layer(number)
     report.bytes_after = bytes_by_kind(model)
@@ -187,9 +192,31 @@ def _stacked(weights: list[Weight]) -> Weight:
 
 
 def _error(module: nn.Module, calls: list[Call]) -> float:
-    """Relative error of a module's results on recorded arguments."""
-    got = torch.cat([module(*args) for args, _ in calls])
+    """Relative error of a module's results on recorded arguments; attention looks at the keys it looked at then."""
+    got = torch.cat([module(*(_as_selected(a) for a in args)) for args, _ in calls])
     return relative_error(got, torch.cat([result for _, result in calls]))
+
+
+def _as_selected(argument: Any) -> Any:
+    if not isinstance(argument, ForwardContext) or argument.indices is None:
+        return argument
+    chosen = argument.indices
+    return replace(argument, selection=lambda layer, batch, topk: chosen)
+
+
+def _keys_kept(attention: LatentAttention, calls: list[Call]) -> float:
+    """Share of the float model's selected keys that the quantised indexer selects too."""
+    kept, total = 0, 0
+    for (hidden, context), _ in calls:
+        if context.indices is None:
+            continue
+        own = replace(context)
+        attention(hidden, own)
+        was, now = context.indices.flatten(1).long(), own.indices.flatten(1).long()
+        row = torch.arange(len(was), device=was.device)[:, None] << 32
+        kept += int((torch.isin(was + row, now + row) & (was >= 0)).sum())
+        total += int((was >= 0).sum())
+    return kept / total if total else 1.0
 
 
 def _replace(layer: nn.Module, name: str, module: nn.Module) -> None:

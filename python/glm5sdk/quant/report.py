@@ -16,7 +16,7 @@ KINDS = ("attention", "indexer", "mlp", "experts")
 
 @dataclass(frozen=True)
 class ModuleError:
-    """Error of one module's output on calibration activations, inputs being the float model's.
+    """Error of one module's output on calibration activations; inputs and selected keys are the float model's.
 
     Attributes:
         layer: number; the MTP layer is the last.
@@ -43,6 +43,7 @@ class Report:
         scheme, method: how.
         modules: errors of every block and linear.
         bytes_before, bytes_after: of all tensors of the checkpoints, by kind ("other" is what stays float).
+        keys_kept: by layer with an indexer, the share of the float model's selected keys that are still selected.
         calibration_tokens: how many tokens the weights were chosen on.
         divergence: from the float model on held-out text.
     """
@@ -52,6 +53,7 @@ class Report:
     modules: list[ModuleError] = field(default_factory=list)
     bytes_before: dict[str, int] = field(default_factory=dict)
     bytes_after: dict[str, int] = field(default_factory=dict)
+    keys_kept: dict[int, float] = field(default_factory=dict)
     calibration_tokens: int = 0
     divergence: Divergence | None = None
 
@@ -82,6 +84,7 @@ class Report:
             "bytes_after": self.bytes_after,
             "saving": {kind: self.saving(kind) for kind in self.bytes_before},
             "blocks": {kind: self.blocks(kind) for kind in KINDS},
+            "keys_kept": self.keys_kept,
             "divergence": None if self.divergence is None else asdict(self.divergence),
             "modules": [asdict(m) for m in self.modules],
         }
