@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sysconfig
 import time
 from pathlib import Path
 
@@ -14,11 +13,9 @@ from torch import Tensor
 from glm5sdk.models.glm5 import Glm5ForCausalLM
 from glm5sdk.text import Tokenizer
 from glm5sdk.train import TrainConfig, TrainResult, glm5_phases, train
-from glm5sdk.train.data import find_texts
+from glm5sdk.train.data import standard_library
 from glm5sdk.train.plot import plot_losses
 
-# Installed packages and test suites would make the text another one on every machine.
-FOREIGN = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 PROMPT = '''import os
 import sys
 
@@ -50,12 +47,6 @@ def run(console: Console, out: Path, seconds: float, seed: int) -> None:
     console.print(f"\nsaved {out.name}/checkpoint and loaded it back: same bits. It continues a prompt:\n")
     speed = write(console, model, Tokenizer.from_pretrained(out / "checkpoint"), seed)
     console.print(figures_table(result, speed))
-
-
-def standard_library() -> list[Path]:
-    """Python sources that come with the interpreter."""
-    root = Path(sysconfig.get_path("stdlib"))
-    return [f for f in find_texts([root], (".py",)) if not FOREIGN.intersection(f.relative_to(root).parts)]
 
 
 def check_same(trained: Glm5ForCausalLM, loaded: Glm5ForCausalLM) -> None:

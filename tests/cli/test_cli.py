@@ -47,7 +47,7 @@ def glm5(*arguments: object, text: str | None = None, **env: str) -> subprocess.
 def test_help_and_version() -> None:
     done = glm5("--help")
     assert done.returncode == 0
-    for command in ("doctor", "matrix", "generate", "chat", "train", "convert"):
+    for command in ("doctor", "matrix", "generate", "chat", "train", "convert", "quantize"):
         assert command in done.stdout
     assert glm5("--version").stdout.startswith("glm5sdk 0.")
 

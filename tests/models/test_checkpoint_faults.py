@@ -49,7 +49,10 @@ def fp8(tensors: dict[str, Tensor], name: str = Q_A, scales: Tensor | None = Non
         (lambda t: t.update({"model.layers.5.enorm.weight": torch.zeros(64)}), "unexpected 1"),
         (lambda t: t.update({"model.norm.bias": t.pop("model.norm.weight")}), "lacks 1 .* and has an unexpected 1"),
         (lambda t: t.update({Q_A: torch.zeros(64, 40)}), rf"{Q_A} in .*safetensors is \[64, 40\], needs \[40, 64\]"),
-        (lambda t: t.update({Q_A: torch.zeros(40, 64, dtype=torch.int8)}), "is I8, needs F32"),
+        (
+            lambda t: t.update({Q_A: torch.zeros(40, 64, dtype=torch.int8)}),
+            f"{Q_A} .* is I8 without scales, needs {Q_A}_scale",
+        ),
         (lambda t: t.update({Q_A: torch.zeros(40, 64).to(torch.float8_e5m2)}), "is F8_E5M2, needs"),
         (fp8, f"{Q_A} .* is F8_E4M3 without scales, needs {Q_A}_scale_inv"),
         (lambda t: fp8(t, scales=torch.ones(2, 1)), r"scale_inv in .* is F32 \[2, 1\], needs F32 \[1, 1\]"),

@@ -152,6 +152,29 @@ def convert(
 
 
 @app.command()
+def quantize(
+    model: Model,
+    scheme: Annotated[str, typer.Option(help="w8a8, w4a8-experts or fp8.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="New or empty folder to write.")],
+    calibration: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Text file or folder (.txt, .md, .py); by default the Python standard library."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens to calibrate on, and at most as many to measure on.")] = 8192,
+    method: Annotated[
+        str, typer.Option(help="rtn (nearest), search (clipping and smoothing) or gptq (errors fed forward as well).")
+    ] = "gptq",
+    dtype: Dtype = "auto",
+    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda.")] = "cpu",
+    backend: Backends = None,
+) -> None:
+    """Quantise a checkpoint and report what it costs: output errors, bytes, KL and perplexity."""
+    from glm5sdk.cli.quantize import quantize_checkpoint
+
+    quantize_checkpoint(console, model, scheme, out, calibration, tokens, method, dtype, device, backend or [])
+
+
+@app.command()
 def train(
     data: Annotated[list[Path], typer.Argument(help="Text files, or folders of them (.txt, .md, .py).")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for checkpoints, the model and the plot.")],

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from glm5sdk.core.errors import ContractError
-from glm5sdk.models.glm5 import Glm5ForCausalLM
+from glm5sdk.models.glm5 import Glm5ForCausalLM, count_parameters
 
 __all__ = ["convert_checkpoint"]
 
@@ -25,5 +25,5 @@ def convert_checkpoint(console: Console, source: Path, target: Path, dtype: str,
         raise ContractError(f"convert: max_shard_gb is {max_shard_gb}, needs a number above 0")
     model = Glm5ForCausalLM.from_pretrained(source, dtype=dtype)
     model.save_pretrained(target, max_shard_bytes=int(max_shard_gb * 1e9))
-    count = sum(p.numel() for p in model.parameters())
-    console.print(f"{target}: {count:,} parameters in {model.dtype}".replace("torch.", ""), highlight=False)
+    kinds = ", ".join([str(model.dtype).removeprefix("torch."), *sorted(model.weight_kinds)])
+    console.print(f"{target}: {count_parameters(model.config):,} parameters in {kinds}", highlight=False)

@@ -9,6 +9,7 @@ from glm5sdk.core.errors import ContractError
 from glm5sdk.ops._math import accumulate, accumulator
 from glm5sdk.ops._quant import (
     BLOCK,
+    FP8,
     fp8_scale,
     grouped,
     int4_scale,
@@ -21,7 +22,9 @@ from glm5sdk.ops._quant import (
 )  # fmt: skip
 from glm5sdk.registry import Weight, WeightLike
 
-__all__ = ["KINDS", "dequantize_weight", "experts", "gradient_target", "project", "quantize_weight"]
+__all__ = [
+    "KINDS", "dequantize_weight", "experts", "gradient_target", "part_index", "project", "quantize_weight", "storage",
+]  # fmt: skip
 
 KINDS = ("plain", "w8a8", "w4a8", "fp8")
 
@@ -63,6 +66,50 @@ def quantize_weight(w: Tensor, kind: str) -> Weight:
         scale = fp8_scale(grouped(columns.mT).amax(-1).mT.contiguous())
         return Weight("fp8", "plain", shape, (to_fp8(x, _by_element(scale, shape)), scale))
     raise ContractError(f"quantize_weight: kind is {kind!r}, needs one of {', '.join(KINDS)}")
+
+
+def storage(kind: str, shape: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
+    """Shape and dtype of each tensor of a quantised weight in plain layout: values, then scales.
+
+    Args:
+        kind: w8a8, w4a8 or fp8; see `quantize_weight`.
+        shape: of the weight, [O, N] or [E, O, N].
+
+    Raises:
+        ContractError: the kind is none of these.
+    """
+    *lead, rows, n = shape
+    groups = -(-n // BLOCK)
+    if kind == "w8a8":
+        return (shape, torch.int8), ((*lead, rows), torch.float32)
+    if kind == "w4a8":
+        return ((*lead, rows, -(-n // 2)), torch.uint8), ((*lead, rows, groups), torch.float32)
+    if kind == "fp8":
+        return (shape, FP8), ((*lead, -(-rows // BLOCK), groups), torch.float32)
+    raise ContractError(f"weight: kind is {kind!r}, needs one of {', '.join(KINDS[1:])}")
+
+
+def part_index(kind: str, tensor: int, index: tuple[int | slice, ...]) -> tuple[int | slice, ...]:
+    """Where part `index` of a fused weight [E, O, N] lies in its tensor number `tensor`.
+
+    Args:
+        kind: of the weight.
+        tensor: 0 for the values, 1 for the scales.
+        index: (e,) or (e, slice of rows).
+
+    Raises:
+        ContractError: fp8 rows that do not begin at a block's first row share its scale with other rows.
+    """
+    if kind != "fp8" or tensor == 0 or len(index) == 1:
+        return index
+    expert, rows = index
+    assert isinstance(rows, slice), "a fused weight is cut by experts and rows"
+    if rows.start % BLOCK:
+        raise ContractError(
+            f"weight: rows {rows.start} to {rows.stop} of a fused fp8 weight begin inside a block, need a multiple of "
+            f"{BLOCK} as intermediate size of the experts"
+        )
+    return expert, slice(rows.start // BLOCK, -(-rows.stop // BLOCK))
 
 
 def dequantize_weight(w: WeightLike, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sysconfig
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -16,10 +17,14 @@ from torch import Tensor
 
 from glm5sdk.core.errors import ContractError
 
-__all__ = ["IGNORED", "Batch", "Batches", "Windows", "byte_lengths", "find_texts", "split_files", "tokenise"]
+__all__ = [
+    "IGNORED", "Batch", "Batches", "Windows", "byte_lengths", "find_texts", "split_files", "standard_library",
+    "tokenise",
+]  # fmt: skip
 
 IGNORED = -100
 _FILES_AT_ONCE = 256
+_FOREIGN = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,15 @@ def find_texts(paths: Iterable[str | PathLike[str]], suffixes: Sequence[str]) ->
         names = ", ".join(str(p) for p in given)
         raise ContractError(f"data: {names} holds no file, needs some that end in {' or '.join(suffixes)}")
     return sorted(found)
+
+
+def standard_library() -> list[Path]:
+    """Python sources that come with the interpreter: a text that is at hand without a network.
+
+    Installed packages and test suites are left out: they would make the text another one on every machine.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    return [f for f in find_texts([root], (".py",)) if not _FOREIGN.intersection(f.relative_to(root).parts)]
 
 
 def split_files(files: Sequence[Path], held_out: float) -> tuple[list[Path], list[Path]]:

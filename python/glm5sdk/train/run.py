@@ -225,6 +225,11 @@ def _model(
 ) -> Glm5ForCausalLM:
     if source is not None:
         model = Glm5ForCausalLM.from_pretrained(source, dtype="float32", device=config.device, progress=False)
+        if model.weight_kinds:
+            raise ContractError(
+                f"train: weights of {source} are {', '.join(sorted(model.weight_kinds))}, needs float ones, which "
+                "alone have gradients; start from the checkpoint that was quantised"
+            )
         return model
     end = _token(tokenizer, END)
     stops = [tokenizer.token_to_id(token) for token in (END, "<|user|>", "<|observation|>")]

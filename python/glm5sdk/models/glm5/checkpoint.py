@@ -17,12 +17,17 @@ from torch import Tensor
 
 from glm5sdk.core.errors import CheckpointError
 from glm5sdk.models.glm5.checkpoint_files import StoredTensor, find_tensors, some
-from glm5sdk.models.glm5.checkpoint_fp8 import SIDECAR, dequantise_blocks, scale_shape
+from glm5sdk.models.glm5.checkpoint_forms import form_parts, refuse_activations, stored_kind, to_weight
+from glm5sdk.models.glm5.checkpoint_fp8 import SIDECAR, dequantise_blocks
 from glm5sdk.models.glm5.config import Glm5Config
 from glm5sdk.models.glm5.tensors import Index, TensorSpec, expected_tensors, mtp_prefix, parameter_shapes
+from glm5sdk.ops._weights import dequantize_weight
+from glm5sdk.registry.weight import Weight
 
 # Called with a parameter's name, where in it the tensor goes (None: all of it), and the tensor.
 Write = Callable[[str, Index | None, Tensor], None]
+# The same for checkpoints that are loaded as they are quantised.
+WriteAny = Callable[[str, Index | None, Tensor | Weight], None]
 
 _FLOATS = ("F32", "BF16", "F16", "F64")
 _FP8 = "F8_E4M3"
@@ -41,6 +46,7 @@ class Checkpoint:
     Attributes:
         config: the model it holds. Differs from the config it was opened with when the MTP layer is not loaded.
         path: where it was opened.
+        kinds: kind of each stored weight by name: plain, fp8, w8a8 or w4a8.
     """
 
     def __init__(self, path: Path, config: Glm5Config, stored: dict[str, StoredTensor]) -> None:
@@ -53,10 +59,11 @@ class Checkpoint:
         self.config = config
         self._specs = {spec.name: spec for spec in expected_tensors(config)}
         self._stored = stored
-        _check_names(self._specs, stored, path)
-        for name, spec in self._specs.items():
-            if name in stored:
-                _check_tensor(spec, stored[name], stored.get(name + SIDECAR))
+        found = {name: stored_kind(name, stored) for name in self._specs}
+        self.kinds = {name: kind for name, kind in found.items() if kind is not None}
+        _check_names(self._specs, self.kinds, stored, path)
+        for name, kind in self.kinds.items():
+            _check_tensor(self._specs[name], kind, stored)
         rounded = [
             name for name, spec in self._specs.items() if spec.keep_f32 and stored[name].dtype in ("BF16", "F16")
         ]
@@ -71,7 +78,7 @@ class Checkpoint:
     @property
     def is_fp8(self) -> bool:
         """Whether any weight is FP8 with block scales; they are dequantised on loading."""
-        return any(tensor.dtype == _FP8 for tensor in self._stored.values())
+        return "fp8" in self.kinds.values()
 
     @property
     def nbytes(self) -> int:
@@ -90,13 +97,13 @@ class Checkpoint:
         read = _Reader(self._stored)
         different: set[str] = set()
         for spec in self._specs.values():
-            if spec.duplicate_of is None or spec.name not in self._stored:
+            if spec.duplicate_of is None or spec.name not in self.kinds:
                 continue
             if read.equal(spec.name, spec.duplicate_of):
                 continue
             if self.config.tie_word_embeddings and spec.name == "lm_head.weight":
                 raise CheckpointError(
-                    f"checkpoint: {spec.name} in {self._stored[spec.name].file} differs from {spec.duplicate_of}, "
+                    f"checkpoint: {spec.name} in {self._place(spec).file} differs from {spec.duplicate_of}, "
                     "needs an equal matrix while tie_word_embeddings is true; set it to false"
                 )
             different.add(spec.parameter)
@@ -112,25 +119,33 @@ class Checkpoint:
     ) -> Iterator[tuple[TensorSpec, Tensor]]:
         """Each tensor in file order, one at a time.
 
-        FP8 weights come dequantised to `dtype`. Others come as stored, as views of the mapped file: nothing is read
-        until it is copied, and slicing first reads only the slice. Do not keep or change them.
+        Quantised weights come dequantised to `dtype`. Others come as stored, as views of the mapped file: nothing is
+        read until it is copied, and slicing first reads only the slice. Do not keep or change them.
 
         Args:
             dtype: of dequantised weights.
             only: skips the tensors for which it says False (another rank's experts, say).
         """
-        wanted = [self._specs[name] for name in self._stored if name in self._specs]
+        for spec, value in self.weights(only):
+            yield spec, self._float(value, dtype) if isinstance(value, Weight) else value
+            del value  # before the next one is made
+
+    def weights(self, only: Callable[[TensorSpec], bool] | None = None) -> Iterator[tuple[TensorSpec, Tensor | Weight]]:
+        """As `tensors`, with quantised weights as they are stored."""
+        wanted = [self._specs[name] for name in self.kinds]
         wanted = [spec for spec in wanted if spec.required or spec.parameter in self.untied]
-        wanted.sort(key=lambda spec: (self._stored[spec.name].file, self._stored[spec.name].offset))
+        wanted.sort(key=lambda spec: (self._place(spec).file, self._place(spec).offset))
         read = _Reader(self._stored)
         for spec in wanted:
             if only is not None and not only(spec):
                 continue
-            tensor = read(spec.name)
-            if spec.name + SIDECAR in self._stored:
-                tensor = dequantise_blocks(tensor, read(spec.name + SIDECAR), dtype)
-            yield spec, tensor
-            del tensor  # before the next one is made
+            kind = self.kinds[spec.name]
+            if kind == "plain":
+                yield spec, read(spec.name)
+                continue
+            parts = {name: read(name) for name in form_parts(kind, spec.name, spec.shape)}
+            yield spec, to_weight(kind, spec.name, spec.shape, parts)
+            del parts
 
     def load_into(
         self,
@@ -143,20 +158,51 @@ class Checkpoint:
 
         Args:
             write: copies one tensor into (a slice of) a parameter and casts it; see `parameter_writer`.
-            dtype: the parameters' dtype, to which FP8 weights are dequantised.
+            dtype: the parameters' dtype, to which quantised weights are dequantised.
             progress: show a bar on stderr; None: for over 1 GiB on a terminal.
             only: as for `tensors`.
 
         Raises:
             CheckpointError: from `write`, or as `untied`; the latter before anything is written.
         """
+
+        def write_float(name: str, index: Index | None, value: Tensor | Weight) -> None:
+            write(name, index, self._float(value, dtype) if isinstance(value, Weight) else value)
+
+        self.load_weights_into(write_float, progress, only)
+
+    def load_weights_into(
+        self, write: WriteAny, progress: bool | None = None, only: Callable[[TensorSpec], bool] | None = None
+    ) -> None:
+        """As `load_into`, with quantised weights as they are stored."""
         _ = self.untied
         with _bar(self.nbytes, progress) as advance:
-            for spec, tensor in self.tensors(dtype, only):
-                write(spec.parameter, spec.index, tensor)
-                sidecar = self._stored.get(spec.name + SIDECAR)
-                advance(self._stored[spec.name].nbytes + (sidecar.nbytes if sidecar else 0))
-                del tensor  # before the next one is made
+            for spec, value in self.weights(only):
+                write(spec.parameter, spec.index, value)
+                advance(sum(tensor.nbytes for tensor in self._tensors_of(spec)))
+                del value  # before the next one is made
+
+    def check_activations(self) -> None:
+        """Stops where integer weights are meant for other activations than the ops give them.
+
+        Raises:
+            CheckpointError: the config says so.
+        """
+        if {"w8a8", "w4a8"} & set(self.kinds.values()):
+            refuse_activations(self.config)
+
+    def _tensors_of(self, spec: TensorSpec) -> list[StoredTensor]:
+        kind = self.kinds[spec.name]
+        names = [spec.name] if kind == "plain" else form_parts(kind, spec.name, spec.shape)
+        return [self._stored[name] for name in names]
+
+    def _place(self, spec: TensorSpec) -> StoredTensor:
+        return self._tensors_of(spec)[0]
+
+    @staticmethod
+    def _float(weight: Weight, dtype: torch.dtype) -> Tensor:
+        # Blocks are read a row at a time: their float32 intermediate stays small.
+        return dequantise_blocks(*weight.tensors, dtype) if weight.kind == "fp8" else dequantize_weight(weight, dtype)
 
 
 def open_checkpoint(
@@ -235,23 +281,33 @@ class _Reader:
         return tensor
 
     def equal(self, a: str, b: str) -> bool:
+        if a not in self._stored or b not in self._stored:
+            return False
         one, other = self(a), self(b)
         return one.dtype == other.dtype and one.dtype != torch.float8_e4m3fn and torch.equal(one, other)
 
 
-def _check_names(specs: dict[str, TensorSpec], stored: dict[str, StoredTensor], path: Path) -> None:
+def _check_names(
+    specs: dict[str, TensorSpec], kinds: dict[str, str], stored: dict[str, StoredTensor], path: Path
+) -> None:
+    known = set(kinds)
+    for name, kind in kinds.items():
+        if kind != "plain" and len(specs[name].shape) == 2:
+            known.update(form_parts(kind, name, specs[name].shape))
+        elif name + SIDECAR in stored:
+            known.add(name + SIDECAR)  # refused with the tensor that it belongs to
     strangers = []
     for name, tensor in stored.items():
-        weight = name.removesuffix(SIDECAR)
-        if weight in specs and weight in stored:
+        if name in known:
             continue
         if name.endswith(_FOREIGN):
             raise CheckpointError(
                 f"checkpoint: {name} in {tensor.file} is a scale of an unknown kind, needs `<weight>{SIDECAR}` per "
-                "128 by 128 block; this quantisation scheme cannot be read"
+                "128 by 128 block, or `<weight>_scale` of symmetric int8 channels or int4 groups of 128; this "
+                "quantisation scheme cannot be read"
             )
         strangers.append(name)
-    missing = [name for name, spec in specs.items() if spec.required and name not in stored]
+    missing = [name for name, spec in specs.items() if spec.required and name not in kinds]
     faults = [
         f"{kind} {len(names)} ({some(sorted(names))})"
         for kind, names in (("lacks", missing), ("has an unexpected", strangers))
@@ -264,25 +320,30 @@ def _check_names(specs: dict[str, TensorSpec], stored: dict[str, StoredTensor], 
         )
 
 
-def _check_tensor(spec: TensorSpec, tensor: StoredTensor, sidecar: StoredTensor | None) -> None:
-    where = f"checkpoint: {spec.name} in {tensor.file}"
-    if tensor.shape != spec.shape:
-        raise CheckpointError(f"{where} is {list(tensor.shape)}, needs {list(spec.shape)}")
-    if tensor.dtype != _FP8:
+def _check_tensor(spec: TensorSpec, kind: str, stored: dict[str, StoredTensor]) -> None:
+    if kind == "plain":
+        tensor, sidecar = stored[spec.name], stored.get(spec.name + SIDECAR)
+        where = f"checkpoint: {spec.name} in {tensor.file}"
+        if tensor.shape != spec.shape:
+            raise CheckpointError(f"{where} is {list(tensor.shape)}, needs {list(spec.shape)}")
         if tensor.dtype not in _FLOATS:
             raise CheckpointError(f"{where} is {tensor.dtype}, needs {', '.join(_FLOATS)}, or {_FP8} with scales")
         if sidecar is not None:
             raise CheckpointError(f"{where} is {tensor.dtype} and has scales in {sidecar.name}, needs {_FP8} for them")
         return
     if spec.keep_f32 or len(spec.shape) != 2:
-        raise CheckpointError(f"{where} is {_FP8}, needs F32: only matrices are quantised")
-    if sidecar is None:
-        raise CheckpointError(f"{where} is {_FP8} without scales, needs {spec.name}{SIDECAR}")
-    if sidecar.dtype != "F32" or sidecar.shape != scale_shape(spec.shape):
-        raise CheckpointError(
-            f"checkpoint: {sidecar.name} in {sidecar.file} is {sidecar.dtype} {list(sidecar.shape)}, "
-            f"needs F32 {list(scale_shape(spec.shape))}, one per 128 by 128 block of {list(spec.shape)}"
-        )
+        raise CheckpointError(f"checkpoint: {spec.name} is quantised ({kind}), needs F32: only matrices are quantised")
+    for name, (dtypes, shape) in form_parts(kind, spec.name, spec.shape).items():
+        part = stored.get(name)
+        if part is None:
+            first = next(stored[n] for n in (spec.name, spec.name + "_packed") if n in stored)
+            where = f"checkpoint: {first.name} in {first.file} is {first.dtype}"
+            raise CheckpointError(f"{where} without scales, needs {name}")
+        if part.dtype not in dtypes or part.shape != shape:
+            raise CheckpointError(
+                f"checkpoint: {name} in {part.file} is {part.dtype} {list(part.shape)}, needs {' or '.join(dtypes)} "
+                f"{list(shape)} for a weight of {list(spec.shape)}"
+            )
 
 
 def _bar(nbytes: int, progress: bool | None) -> AbstractContextManager[Callable[[int], None]]:

@@ -18,17 +18,23 @@ from torch import Tensor
 
 from glm5sdk.core.errors import CheckpointError
 from glm5sdk.models.glm5.checkpoint_files import INDEX, SINGLE, some
-from glm5sdk.models.glm5.checkpoint_fp8 import BLOCK, SIDECAR, scale_shape
+from glm5sdk.models.glm5.checkpoint_forms import SUFFIXES, form_parts, quantization_config, to_tensors
 from glm5sdk.models.glm5.config import Glm5Config
-from glm5sdk.models.glm5.tensors import EMBEDDING, TensorSpec, expected_tensors
+from glm5sdk.models.glm5.tensors import EMBEDDING, Index, TensorSpec, expected_tensors
+from glm5sdk.ops._weights import part_index
+from glm5sdk.registry.weight import Weight
 
 _SHARD = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
 _RESERVED = ("config.json", INDEX)
+_DTYPES = {
+    **{"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8, "I32": torch.int32, "I64": torch.int64},
+    "F32": torch.float32,
+}
 
 
 def checkpoint_tensors(
     config: Glm5Config,
-    get_param: Callable[[str], Tensor],
+    get_param: Callable[[str], Tensor | Weight],
     dtype: torch.dtype | None = None,
     untied: Collection[str] = (),
 ) -> Iterator[tuple[str, Tensor]]:
@@ -36,17 +42,29 @@ def checkpoint_tensors(
 
     Args:
         config: the model.
-        get_param: gives a parameter (or the router bias buffer) by name, plain.
-        dtype: casts to it, one tensor at a time, except the router biases; None leaves dtypes as they are.
+        get_param: gives a parameter (or the router bias buffer) by name, plain, or a quantised weight, which becomes
+            the tensors of its form.
+        dtype: casts to it, one tensor at a time, except router biases and quantised weights; None leaves dtypes as they
+            are.
         untied: MTP parameters of the model's own, by name (see `Checkpoint.untied`).
     """
     for spec in expected_tensors(config):
         if not spec.required and spec.parameter not in untied:
             continue
-        tensor = get_param(spec.parameter).detach()
-        if spec.index is not None:
-            tensor = tensor[spec.index]
+        value = get_param(spec.parameter)
+        if isinstance(value, Weight):
+            yield from to_tensors(spec.name, _part(value, spec.index, spec.shape))
+            continue
+        tensor = value.detach() if spec.index is None else value.detach()[spec.index]
         yield spec.name, tensor if dtype is None or spec.keep_f32 else tensor.to(dtype)
+
+
+def _part(weight: Weight, index: Index | None, shape: tuple[int, ...]) -> Weight:
+    """One matrix of a fused weight, as views."""
+    if index is None:
+        return weight
+    tensors = tuple(t[part_index(weight.kind, i, index)] for i, t in enumerate(weight.tensors))
+    return Weight(weight.kind, "plain", shape, tensors)
 
 
 def save_checkpoint(
@@ -61,7 +79,7 @@ def save_checkpoint(
     All files are first written and synced in a hidden directory inside `path`, then renamed, index and config.json
     last. A failure before the renames leaves an older checkpoint there as it was; shards of an older save are removed
     after the new index stands. config.json gets the dtype of the embeddings, and `quantization_config` exactly when
-    FP8 tensors are among the tensors.
+    quantised weights are among the tensors, in one of the forms of checkpoint_forms.py.
 
     Args:
         path: directory, made if needed.
@@ -156,66 +174,73 @@ class _Check:
         for name, tensor in tensors:
             if name in self._dtypes:
                 raise CheckpointError(f"save_checkpoint: {name} came twice, needs each tensor once")
-            spec = self._specs.get(name.removesuffix(SIDECAR))
+            suffix = next((s for s in SUFFIXES if name.endswith(s)), "")
+            spec = self._specs.get(name.removesuffix(suffix))
             if spec is None:
                 raise CheckpointError(f"save_checkpoint: {name} is unexpected, needs a tensor name of this config")
-            self._check(spec, name, tensor)
+            _check(spec, name, tensor)
             self._dtypes[name] = tensor.dtype
             self.nbytes += tensor.numel() * tensor.element_size()
             yield name, tensor
 
-    def _check(self, spec: TensorSpec, name: str, tensor: Tensor) -> None:
-        is_sidecar = name != spec.name
-        shape = scale_shape(spec.shape) if is_sidecar and len(spec.shape) == 2 else spec.shape
-        if tuple(tensor.shape) != shape:
-            raise CheckpointError(f"save_checkpoint: {name} is {list(tensor.shape)}, needs {list(shape)}")
-        allowed: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-        if is_sidecar:
-            allowed = (torch.float32,)
-        elif spec.keep_f32:
-            allowed = (torch.float32, torch.float64)
-        elif len(spec.shape) == 2:
-            allowed = (*allowed, torch.float8_e4m3fn)
-        if tensor.dtype not in allowed:
-            hint = "; casting the model to a shorter dtype must leave it alone" if spec.keep_f32 else ""
-            raise CheckpointError(
-                f"save_checkpoint: {name} is {tensor.dtype}, needs {' or '.join(map(str, allowed))}{hint}"
-            )
-
     def finish(self) -> None:
-        """Raises for what never came, and for FP8 weights and scales that came without each other."""
-        missing = [name for name, spec in self._specs.items() if spec.required and name not in self._dtypes]
+        """Raises for what never came, and for quantised weights and scales that came without each other."""
+        kinds = {name: self._kind(name) for name in self._specs}
+        missing = [name for name, spec in self._specs.items() if spec.required and kinds[name] is None]
         if missing:
             raise CheckpointError(
                 f"save_checkpoint: {len(missing)} tensors never came ({some(missing)}), needs them all"
             )
-        for name, spec in self._specs.items():
-            is_fp8 = self._dtypes.get(name) == torch.float8_e4m3fn
-            if is_fp8 != (spec.name + SIDECAR in self._dtypes):
+        for name, kind in kinds.items():
+            came = {suffix for suffix in ("", *SUFFIXES) if name + suffix in self._dtypes}
+            want = {""} if kind == "plain" else set()
+            if kind not in (None, "plain"):
+                want = {part.removeprefix(name) for part in form_parts(kind, name, self._specs[name].shape)}
+            if came != want:
                 raise CheckpointError(
-                    f"save_checkpoint: {name} is {self._dtypes.get(name)}, needs {SIDECAR} scales if and only if FP8"
+                    f"save_checkpoint: {name} is {self._dtypes.get(name)}, needs {' and '.join(sorted(came ^ want))} "
+                    "beside it if and only if quantised"
                 )
+
+    def _kind(self, name: str) -> str | None:
+        if name in self._dtypes:
+            return {torch.float8_e4m3fn: "fp8", torch.int8: "w8a8"}.get(self._dtypes[name], "plain")
+        return "w4a8" if any(name + suffix in self._dtypes for suffix in SUFFIXES) else None
 
     def config_json(self) -> dict[str, Any]:
         """The config with the dtype and quantisation that the saved tensors really have."""
         values = self._config.to_dict()
         values.pop("quantization_config", None)
-        dtype = self._dtypes[EMBEDDING]
-        values["dtype"] = str(dtype).removeprefix("torch.")
-        if any(name.endswith(SIDECAR) for name in self._dtypes):
-            plain = [
-                name.removesuffix(".weight")
-                for name, spec in self._specs.items()
-                if len(spec.shape) == 2 and name in self._dtypes and self._dtypes[name] != torch.float8_e4m3fn
-            ]
-            values["quantization_config"] = {
-                "quant_method": "fp8",
-                "fmt": "e4m3",
-                "activation_scheme": "dynamic",
-                "weight_block_size": [BLOCK, BLOCK],
-                "modules_to_not_convert": plain,
-            }
+        values["dtype"] = str(self._dtypes[EMBEDDING]).removeprefix("torch.")
+        matrices = {name: self._kind(name) for name, spec in self._specs.items() if len(spec.shape) == 2}
+        table = quantization_config({name: kind for name, kind in matrices.items() if kind is not None})
+        if table is not None:
+            values["quantization_config"] = table
         return values
+
+
+def _check(spec: TensorSpec, name: str, tensor: Tensor) -> None:
+    """Shape and dtype, by the name's ending; `finish` sees whether a weight's tensors belong together."""
+    floats: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    allowed: list[tuple[tuple[int, ...], tuple[torch.dtype, ...]]] = []
+    if name == spec.name:
+        allowed.append((spec.shape, floats[::3] if spec.keep_f32 else floats))
+    if len(spec.shape) == 2:
+        for kind in ("fp8", "w8a8", "w4a8"):
+            stored, shape = form_parts(kind, spec.name, spec.shape).get(name, ((), ()))
+            if stored:  # writing is stricter than reading: one dtype each
+                allowed.append((shape, (_DTYPES[stored[0]],)))
+    if not allowed:
+        raise CheckpointError(f"save_checkpoint: {name} is unexpected, needs a tensor name of this config")
+    if tuple(tensor.shape) not in [shape for shape, _ in allowed]:
+        want = " or ".join(str(list(shape)) for shape in dict.fromkeys(shape for shape, _ in allowed))
+        raise CheckpointError(f"save_checkpoint: {name} is {list(tensor.shape)}, needs {want}")
+    accepted = [dtype for shape, dtypes in allowed if shape == tuple(tensor.shape) for dtype in dtypes]
+    if tensor.dtype not in accepted:
+        hint = "; casting the model to a shorter dtype must leave it alone" if spec.keep_f32 else ""
+        raise CheckpointError(
+            f"save_checkpoint: {name} is {tensor.dtype}, needs {' or '.join(map(str, accepted))}{hint}"
+        )
 
 
 def _shards(tensors: Iterable[tuple[str, Tensor]], max_bytes: int) -> Iterator[dict[str, Tensor]]:

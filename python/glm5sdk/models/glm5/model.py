@@ -18,6 +18,7 @@ from glm5sdk.models.glm5.padding import RaggedRows, flatten_padding
 from glm5sdk.nn.cache import CacheSizes, LatentCache
 from glm5sdk.nn.context import ForwardContext, Selection
 from glm5sdk.nn.layers import Linear
+from glm5sdk.nn.quantised import weight_kinds
 from glm5sdk.nn.rope import RopeTable
 from glm5sdk.nn.token_batch import TokenBatch
 
@@ -56,11 +57,12 @@ class Glm5ForCausalLM(nn.Module):
         device: str = "cpu",
         latent_norm_eps: float | None = None,
         progress: bool | None = None,
+        quantised: bool | None = None,
     ) -> Glm5ForCausalLM:
         """Load a local Hugging Face checkpoint; see glm5sdk.models.glm5.loading.from_pretrained for the arguments."""
         from glm5sdk.models.glm5.loading import from_pretrained
 
-        return from_pretrained(cls, path, dtype, device, latent_norm_eps, progress)
+        return from_pretrained(cls, path, dtype, device, latent_norm_eps, progress, quantised)
 
     def save_pretrained(self, path: str | PathLike[str], max_shard_bytes: int = 5 * 10**9) -> None:
         """Write config.json and safetensors in Hugging Face layout and names, atomically."""
@@ -84,6 +86,11 @@ class Glm5ForCausalLM(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return self.lm_head.weight.dtype
+
+    @property
+    def weight_kinds(self) -> frozenset[str]:
+        """Kinds of its quantised weights (w8a8, w4a8, fp8); empty for a float model."""
+        return weight_kinds(self)
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, cache: LatentCache | None = None
