@@ -1,6 +1,7 @@
 // The module glm5sdk_<target>._C: kernels as functions of (level, *inputs, *outputs).
 #include "bind.h"
 #include "glm5/cpuid.h"
+#include "glm5/probe.h"
 #include "glm5/thread_pool.h"
 
 namespace glm5::python {
@@ -45,6 +46,15 @@ PYBIND11_MODULE(_C, module) {
   module.def("cpu_level", [] { return static_cast<int>(glm5::cpu_level()); });
   module.def("get_num_threads", &glm5::get_num_threads);
   module.def("set_num_threads", &glm5::set_num_threads, py::arg("n"));
+  using Release = py::call_guard<py::gil_scoped_release>;
+  module.def("probe_read", &glm5::probe_read, py::arg("bytes"), py::arg("repeats"), Release());
+  module.def(
+      "probe_product",
+      [](int level, int product, double seconds) {
+        if (product < 0 || product > 2) glm5::fail("probe_product: product is %d, needs 0, 1 or 2", product);
+        return glm5::probe_product(static_cast<glm5::Level>(level), static_cast<glm5::Product>(product), seconds);
+      },
+      py::arg("level"), py::arg("product"), py::arg("seconds"), Release());
   py::dict levels;  // of each op: the instruction levels that have a kernel of their own
 #define GLM5_OP(op, ...) bind_##op(module), levels[#op] = py::make_tuple(__VA_ARGS__);
 #include "glm5_ops.inc"
