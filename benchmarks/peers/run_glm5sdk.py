@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from peers.protocol import CHUNK, PeakMemory, Unsupported, Workload, median_seconds, serve, token_ids
 from rig.machine import set_threads
 
 import glm5sdk
 from glm5sdk.models.glm5 import Glm5ForCausalLM
 from glm5sdk.nn.cache import LatentCache
+from peers.protocol import CHUNK, PeakMemory, Unsupported, Workload, median_seconds, serve, token_ids
 
 
 class Runner:

@@ -18,6 +18,7 @@ if LIBRARIES.is_dir():
 try:
     import llama_cpp
     import numpy as np
+
     from peers import gguf_file
 except (ImportError, OSError, RuntimeError) as error:
     refuse(f"llama.cpp is not installed here ({error}); benchmarks/peers/setup.sh makes it")
