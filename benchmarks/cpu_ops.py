@@ -2,8 +2,9 @@
 
 Every row is checked first and not timed while it is wrong. Torch's side is the best of the compositions written in
 rig/, each eager and, where it compiles, through torch.compile; all are measured in turn, in the same minutes, on
-inputs that have left the caches. The roofline is this machine's own, measured in the same run: memory read by all
-threads, and the instruction that the implementation's level multiplies with.
+inputs that have left the caches. The roofline is this machine's own, measured in the same run, again before every op:
+memory read by all threads, and the instruction that the implementation's level multiplies with. The best of those
+measurements counts, so a share printed on the way may be higher than in the table at the end.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from rig.table import against, machine_line, markdown_table, save_json, seconds,
 from rig.timing import interleaved
 
 from glm5sdk.perf import Ceilings, achieved, measure_ceilings
-from glm5sdk.registry import use
+from glm5sdk.registry import Cost, use
 
 # Targets were set for two threads of a Zen 4 (AVX-512 with VNNI and BF16, no AMX): speed against torch, share of roof.
 HEAD = ("op", "size", "ours", "time", "torch", "best is", "ratio (target)", "roof (target)", "bound")
@@ -84,25 +86,26 @@ def competitors(case: Case, compiling: bool) -> tuple[dict[str, Callable[[int], 
     return runners, remarks
 
 
-def measure(case: Case, caps: list[str], ceilings: Ceilings, repeats: int, compiling: bool) -> list[dict[str, Any]]:
+def measure(case: Case, caps: list[str], levels: set[str], repeats: int, compiling: bool) -> list[dict[str, Any]]:
     """One result for each instruction level asked for."""
-    ours: dict[str, tuple[str, str]] = {}
+    ours: dict[str, str] = {}
     runners: dict[str, Callable[[int], Any]] = {}
     results = []
     for cap in caps:
         with use(f"cpu.{cap}") if cap else nullcontext():
-            chosen = case.implementation()
-            level = chosen.removeprefix("cpu.") if chosen.startswith("cpu.") else cap or list(ceilings.flops)[-1]
-            row = {"op": case.op, "preset": case.preset, "cap": cap, "implementation": chosen, "kind": case.kind}
-            if chosen == "reference":
-                results.append(row | {"refused": "no kernel takes it yet: it runs on the reference"})
+            chosen, inner = case.implementation()
+            level = inner.removeprefix("cpu.")
+            name = chosen if chosen == inner else f"{chosen} on {inner}"
+            row = {"op": case.op, "preset": case.preset, "cap": cap, "implementation": name, "kind": case.kind}
+            if level not in levels:
+                results.append(row | {"refused": f"no kernel takes it yet: its products run on the {inner}"})
                 continue
-            if chosen in {i for i, _ in ours.values()} and chosen.startswith("cpu."):
+            if name in ours.values():
                 continue  # the cap changes nothing
             if red := case.check(case.ours(0)):
                 results.append(row | {"refused": f"wrong, so not timed: {red}"})
                 continue
-        ours[f"ours {cap}"] = (chosen, level)
+        ours[f"ours {cap}"] = name
         runners[f"ours {cap}"] = _capped(case, cap)
         results.append(row | {"runner": f"ours {cap}", "level": level})
     if not runners:
@@ -114,20 +117,26 @@ def measure(case: Case, caps: list[str], ceilings: Ceilings, repeats: int, compi
         if "runner" not in row:
             continue
         took = times[row.pop("runner")]
-        under = achieved(case.cost, took, ceilings.peaks_of(row["level"], case.kind), "f32")
-        row |= {
-            "seconds": took,
-            "roof": under.share,
-            "bound": under.bound,
-            "target_roof": case.roof,
-            "remarks": remarks,
-        }
-        row |= {"flops": under.flops, "bandwidth": under.bandwidth}
+        row |= {"seconds": took, "cost": asdict(case.cost), "target_roof": case.roof, "remarks": remarks}
         if best is not None:
             row |= {"torch": {n: times[n] for n in peers}, "best": best, "ratio": times[best] / took}
             row["target_ratio"] = case.speed
         row["against"] = {n: {"ratio": times[n] / took, "target": t} for n, t in case.against.items() if n in peers}
     return results
+
+
+def place(row: dict[str, Any], ceilings: Ceilings) -> dict[str, Any]:
+    """The result with its place under the roofline."""
+    if "refused" in row:
+        return row
+    cost, peaks = Cost(**row["cost"]), ceilings.peaks_of(row["level"], row["kind"])
+    under = achieved(cost, row["seconds"], peaks, "f32")
+    return row | {
+        "roof": under.share,
+        "bound": under.bound,
+        "flops": under.flops,
+        "bandwidth": under.bandwidth,
+    }
 
 
 def _capped(case: Case, cap: str) -> Callable[[int], Any]:
@@ -167,19 +176,26 @@ def main() -> None:
     set_threads(options.threads)
     machine, ceilings = facts(), measure_ceilings()
     print(machine_line(machine, ceilings.bandwidth), flush=True)
-    for level, rates in ceilings.flops.items():
-        print(f"  {level:<12} " + "  ".join(f"{kind} {rate / 1e9:.0f} G/s" for kind, rate in rates.items()), flush=True)
     results: list[dict[str, Any]] = []
     with torch.inference_mode():
         for name, make in cases():
             if options.only not in name:
                 continue
-            for row in measure(make(), ["", *options.levels], ceilings, options.repeats, not options.no_compile):
+            case = make()
+            measure_ceilings.cache_clear()
+            ceilings = ceilings.best_with(measure_ceilings())
+            caps = ["", *options.levels]
+            for row in measure(case, caps, set(ceilings.flops), options.repeats, not options.no_compile):
                 results.append(row)
-                print("  ".join(cells(row)), flush=True)
+                print("  ".join(cells(place(row, ceilings))), flush=True)
+            del case
             gc.collect()
+    results = [place(row, ceilings) for row in results]
     rows = [cells(row) for row in results]
     print("\n" + text_table(HEAD, rows))
+    for level, rates in ceilings.flops.items():
+        print(f"  {level:<12} " + "  ".join(f"{kind} {rate / 1e9:.0f} G/s" for kind, rate in rates.items()))
+    print(f"  memory       {ceilings.bandwidth / 1e9:.1f} GB/s")
     note = "Targets in brackets were set for two threads of a Zen 4; a star marks what falls short of them."
     print(note)
     for remark in dict.fromkeys(r for row in results for r in row.get("remarks", ())):

@@ -31,6 +31,8 @@ class Case:
         speed: target, times the best composition; None has none.
         roof: target share of the roofline.
         against: targets against one composition by name.
+        products: for an op that may run composed: the op of its products and arguments that it would get, which tell
+            the level that computes them.
     """
 
     op: str
@@ -45,14 +47,19 @@ class Case:
     kind: str = "bf16"
     compiled: tuple[str, ...] = ()
     against: Mapping[str, float] = field(default_factory=dict)
+    products: tuple[str, Arguments] | None = None
 
     def ours(self, n: int) -> Any:
         """One call on set n."""
         return getattr(ops, self.op)(*self.inputs[n])
 
-    def implementation(self) -> str:
-        """Which one runs now."""
-        return get_op(self.op).explain(*self.inputs[0]).chosen
+    def implementation(self) -> tuple[str, str]:
+        """Which one runs now, and which one computes its products."""
+        chosen = get_op(self.op).explain(*self.inputs[0]).chosen
+        if chosen != "composed" or self.products is None:
+            return chosen, chosen
+        op, arguments = self.products
+        return chosen, get_op(op).explain(*arguments).chosen
 
 
 def filled(*shape: int, seed: int = 0, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

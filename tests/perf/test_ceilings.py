@@ -50,6 +50,14 @@ def test_a_level_that_was_not_measured_takes_the_one_below() -> None:
     assert [partial.flops_of(level, "bf16") for level in LEVELS] == [1.0, 1.0, 4.0, 4.0, 4.0, 4.0]
 
 
+def test_of_two_measurements_the_higher_rate_counts() -> None:
+    one = Ceilings(2.0, LEVELS, {"baseline": {"f32": 1.0}, "amx": {"f32": 5.0, "bf16": 9.0}}, 2)
+    other = Ceilings(3.0, LEVELS, {"baseline": {"f32": 4.0}, "amx": {"f32": 3.0}}, 2)
+    assert one.best_with(other).to_dict() == {
+        "bandwidth": 3.0, "flops": {"baseline": {"f32": 4.0}, "amx": {"f32": 5.0, "bf16": 9.0}}, "threads": 2,
+    }  # fmt: skip
+
+
 def test_what_is_unknown_is_refused() -> None:
     with pytest.raises(ContractError, match=r"ceilings: level is 'sse9', needs one of baseline, avx2"):
         CEILINGS.flops_of("sse9", "f32")

@@ -51,6 +51,14 @@ class Ceilings:
         """The same as `Peaks` for `achieved`, every dtype of which answers this level's rate for `dtype`."""
         return Peaks(self.bandwidth, {"f32": self.flops_of(level, dtype)}, self.threads)
 
+    def best_with(self, other: Ceilings) -> Ceilings:
+        """The higher of each rate: of two measurements on one machine, the lower one was disturbed."""
+        flops = {
+            level: {kind: max(rate, other.flops.get(level, {}).get(kind, 0.0)) for kind, rate in rates.items()}
+            for level, rates in self.flops.items()
+        }
+        return Ceilings(max(self.bandwidth, other.bandwidth), self.levels, flops, self.threads)
+
     def to_dict(self) -> dict[str, Any]:
         """For a report in JSON."""
         flops = {level: dict(rates) for level, rates in self.flops.items()}
