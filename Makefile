@@ -4,10 +4,10 @@ TORCH ?= torch==2.13.0
 export PYTHON TORCH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev test smoke test-full sweep lint format portable docs bench wheels demo
+.PHONY: help setup dev test smoke test-full sweep lint format portable docs bench bench-cpu bench-regression wheels demo
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 20
 setup: ## make .venv with an exact torch, glm5sdk and the CPU backend (editable); does nothing when nothing changed
 	@scripts/setup.sh
 dev: ## setup, and what tests and linters need
@@ -30,6 +30,10 @@ docs: dev ## write docs/ops.md and docs/support.md from the registry
 	@.venv/bin/python scripts/write_docs.py
 bench: dev ## time every op on this machine
 	@scripts/bench.sh
+bench-cpu: dev ## the ops that decide the speed, against torch and the roofline (10 minutes; ARGS="--only linear")
+	@.venv/bin/python benchmarks/cpu_ops.py $(ARGS)
+bench-regression: dev ## speed relative to torch against the stored ratios; red when one has fallen
+	@.venv/bin/python -m pytest benchmarks/bench_regression.py $(ARGS)
 wheels: dev ## build the wheels into dist/
 	@scripts/wheels.sh
 demo: ## train a tiny GLM-5 on real text, save it, load it, let it write

@@ -1,6 +1,7 @@
 // The module glm5sdk_<target>._C: kernels as functions of (level, *inputs, *outputs).
 #include "bind.h"
 #include "glm5/cpuid.h"
+#include "glm5/probe.h"
 #include "glm5/thread_pool.h"
 
 namespace glm5::python {
@@ -49,6 +50,15 @@ PYBIND11_MODULE(_C, module) {
       "follow_num_threads",
       [](uintptr_t function) { glm5::follow_num_threads(reinterpret_cast<int (*)()>(function)); },
       py::arg("function"), "Address of an int function that tells the host program's threads; 0 for none.");
+  using Release = py::call_guard<py::gil_scoped_release>;
+  module.def("probe_read", &glm5::probe_read, py::arg("bytes"), py::arg("repeats"), Release());
+  module.def(
+      "probe_product",
+      [](int level, int product, double seconds) {
+        if (product < 0 || product > 2) glm5::fail("probe_product: product is %d, needs 0, 1 or 2", product);
+        return glm5::probe_product(static_cast<glm5::Level>(level), static_cast<glm5::Product>(product), seconds);
+      },
+      py::arg("level"), py::arg("product"), py::arg("seconds"), Release());
   py::dict levels;  // of each op: the instruction levels that have a kernel of their own
 #define GLM5_OP(op, ...) bind_##op(module), levels[#op] = py::make_tuple(__VA_ARGS__);
 #include "glm5_ops.inc"

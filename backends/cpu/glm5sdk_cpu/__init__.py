@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from glm5sdk.registry.device import Device
 from glm5sdk.registry.impl import Impl
@@ -38,6 +39,26 @@ class CpuBackend:
         if count is not None:
             _C.set_num_threads(count)
         return int(_C.get_num_threads())
+
+    def peaks(self, seconds: float = 0.05, read_bytes: int = 1 << 29) -> dict[str, Any]:
+        """What all threads together reach here, measured now; takes about a second.
+
+        Args:
+            seconds: for each instruction.
+            read_bytes: of the buffer read; more than the last cache holds, or its speed is measured.
+
+        Returns:
+            "bandwidth": bytes a second read from memory; "flops": for each level this processor has, operations a
+            second of its own instruction by activation dtype (f32, bf16, int8). A dtype that a level does not name
+            is computed with the next lower level's instruction, in the end with f32's.
+        """
+        from glm5sdk_cpu import _C
+
+        flops: dict[str, dict[str, float]] = {}
+        for rank, level in enumerate(self.levels[: _C.cpu_level() + 1]):
+            measured = {name: _C.probe_product(rank, n, seconds) for n, name in enumerate(("f32", "bf16", "int8"))}
+            flops[level] = {name: rate for name, rate in measured.items() if rate > 0}
+        return {"bandwidth": _C.probe_read(read_bytes, 5), "flops": flops}
 
 
 def _package_folders() -> list[Path]:

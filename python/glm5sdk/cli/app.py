@@ -175,6 +175,49 @@ def quantize(
 
 
 @app.command()
+def bench(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="MODEL | A.json B.json ...", help="A checkpoint folder; reports to compare.")
+    ],
+    compare: Annotated[bool, typer.Option("--compare", help="Print reports of the same work side by side.")] = False,
+    prices: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="With --compare: TOML or JSON, hardware name -> price of an hour; adds cost per token."),
+    ] = None,
+    json: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="File to write the report to."),
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Requests at a time.")] = 1,
+    prompt: Annotated[int, typer.Option(help="Prompt tokens of each request: the context decoding starts at.")] = 512,
+    new: Annotated[int, typer.Option(help="Tokens to decode for each request.")] = 64,
+    repeats: Annotated[int, typer.Option(help="Runs; medians are reported.")] = 3,
+    threads: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(help="Of torch and the native backends."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="torch device type.")] = "cpu",
+    hardware: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Name of this machine in the report, as the prices file has it; by default its device."),
+    ] = None,
+    dtype: Dtype = "auto",
+    backend: Backends = None,
+) -> None:
+    """Measure a checkpoint's prefill and decoding on this machine, or compare machines: speed, latency, cost."""
+    from glm5sdk.cli.bench import Measure, bench_model, compare_reports
+
+    if compare:
+        return compare_reports(console, paths, prices)
+    if prices is not None:
+        raise ContractError("bench: --prices was given without --compare, needs both")
+    if len(paths) != 1:
+        raise ContractError(f"bench: models is {len(paths)}, needs 1; --compare takes several reports")
+    measure = Measure(batch, prompt, new, repeats, threads, device, dtype, hardware)
+    return bench_model(console, paths[0], measure, backend or [], json)
+
+
+@app.command()
 def train(
     data: Annotated[list[Path], typer.Argument(help="Text files, or folders of them (.txt, .md, .py).")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for checkpoints, the model and the plot.")],

@@ -12,7 +12,7 @@ import torch
 
 from glm5sdk.core.errors import ContractError
 
-__all__ = ["Timing", "time_call"]
+__all__ = ["Timing", "time_call", "wait_for_device"]
 
 SAMPLE_SECONDS = 1e-3  # a sample shorter than this would time the clock
 
@@ -58,14 +58,15 @@ def time_call(function: Callable[[], Any], seconds: float = 0.3, device: str = "
 
 
 def _sample(function: Callable[[], Any], calls: int, device: str) -> float:
-    _wait(device)
+    wait_for_device(device)
     start = time.perf_counter()
     for _ in range(calls):
         function()
-    _wait(device)
+    wait_for_device(device)
     return time.perf_counter() - start
 
 
-def _wait(device: str) -> None:
+def wait_for_device(device: str) -> None:
+    """Return once an asynchronous device has finished what it was given; at once on the CPU."""
     if device != "cpu":
         torch.get_device_module(device).synchronize()

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import Protocol
+from typing import Any, Protocol
 
 from glm5sdk.core.errors import ContractError
 from glm5sdk.core.log import get_logger
@@ -32,7 +32,9 @@ class Backend(Protocol):
         automatic: whether it may be chosen without being asked for (simulators may not).
 
     A backend with a thread pool may also have `threads(count=None) -> int`: set the pool's size when a count is given,
-    return it. The conformance suite uses it to show that results do not depend on it.
+    return it. The conformance suite uses it to show that results do not depend on it. One whose ceilings can be
+    measured may have `peaks(seconds, read_bytes) -> {"bandwidth": bytes/s, "flops": {level: {dtype: operations/s}}}`:
+    glm5sdk.perf places its implementations under them.
     """
 
     name: str
@@ -58,6 +60,7 @@ class LoadedBackend:
     reason: str = ""
     impls: list[Impl] = field(default_factory=list)
     threads: Callable[..., int] | None = None
+    peaks: Callable[..., dict[str, Any]] | None = None
 
 
 _lock = threading.RLock()
@@ -142,6 +145,7 @@ def _load(name: str, get: object) -> LoadedBackend:
                 )
         loaded.impls = impls
         loaded.threads = getattr(backend, "threads", None)
+        loaded.peaks = getattr(backend, "peaks", None)
     except Exception as error:  # noqa: BLE001  a broken plugin must not take the process with it
         loaded.reason = f"{type(error).__name__}: {error}"
         _log.log(logging.INFO, "backend %s cannot load: %s", name, loaded.reason)

@@ -1,0 +1,105 @@
+"""Child process: glm5sdk runs the workloads."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from rig.machine import set_threads
+
+import glm5sdk
+from glm5sdk.models.glm5 import Glm5ForCausalLM
+from glm5sdk.nn.cache import LatentCache
+from peers.protocol import CHUNK, PeakMemory, Unsupported, Workload, median_seconds, serve, token_ids
+
+
+class Runner:
+    """A loaded model; `--option` may name a backend or cap, such as cpu.avx512_bf16."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        set_threads(options.threads)
+        torch.set_grad_enabled(False)
+        self.path = options.checkpoint
+        self.model: Glm5ForCausalLM | None = None
+        self.int8 = False
+        if options.option:
+            glm5sdk.use(options.option).__enter__()  # for as long as the process
+
+    def about(self) -> dict[str, Any]:
+        return {"version": glm5sdk.__version__, "torch": torch.__version__}
+
+    def run(self, w: Workload) -> Any:
+        if w.kind == "memory":
+            return self._memory(w)
+        self._load(w.int8)
+        assert self.model is not None
+        model = self.model
+        if w.kind == "logits":
+            return model(self._ids(w), cache=model.make_cache(1, w.context))[0, -1].tolist()
+        if w.kind == "prefill":
+            return w.context / median_seconds(lambda: self._prefill(w), w.repeats)
+        return self._decode(w)
+
+    def _load(self, int8: bool) -> None:
+        if int8:
+            raise Unsupported("skipped until a model can be loaded with int8 weights")
+        if self.model is None:
+            # 1e-6: transformers' latent norms, so that logits can be compared.
+            self.model = Glm5ForCausalLM.from_pretrained(self.path, "bfloat16", latent_norm_eps=1e-6)
+
+    def _ids(self, w: Workload) -> Tensor:
+        assert self.model is not None
+        return torch.tensor([token_ids(w.context, self.model.config.vocab_size, b) for b in range(w.batch)])
+
+    def _prefill(self, w: Workload, room: int = 0) -> LatentCache:
+        assert self.model is not None
+        cache = self.model.make_cache(w.batch, w.context + room)
+        ids = self._ids(w)
+        each = max(1, CHUNK // w.batch)
+        for begin in range(0, w.context, each):
+            chunk = ids[:, begin : begin + each]
+            step = [chunk.shape[1]] * w.batch
+            hidden = self.model.hidden_states(chunk.reshape(-1), self.model.context(cache.batch(step), cache))
+            cache.advance(step)
+        self.model.logits(hidden[-1:])
+        return cache
+
+    def _decode(self, w: Workload) -> float:
+        assert self.model is not None
+        model = self.model
+        if w.random_fill:
+            cache = model.make_cache(w.batch, w.context + w.steps)
+            for pool in [*cache.kv, *(p for p in cache.index if p is not None)]:
+                pool.normal_(generator=torch.Generator().manual_seed(0))
+            cache.advance([w.context] * w.batch)
+        else:
+            cache = self._prefill(w, w.steps)
+        first = self._ids(w)[:, :1]
+
+        def steps() -> None:
+            cache.crop(w.context)
+            ids = first
+            for _ in range(w.steps):
+                ids = model(ids, cache=cache)[:, -1].argmax(-1, keepdim=True)
+
+        return median_seconds(steps, w.repeats) / w.steps
+
+    def _memory(self, w: Workload) -> int:
+        if self.model is not None:
+            raise Unsupported("memory needs a process of its own")
+        peak = PeakMemory()
+        self._load(False)
+        assert self.model is not None
+        weights = sum(t.nbytes for t in self.model.state_dict().values())
+        self._prefill(w)
+        return peak.above() - weights
+
+
+if __name__ == "__main__":
+    serve(Runner)

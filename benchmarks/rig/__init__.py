@@ -1,0 +1,1 @@
+"""What the benchmark scripts share: cases, honest timing, facts about the machine, tables."""
