@@ -19,7 +19,18 @@
 #define GLM5_USE_LEVEL(name, op, arguments) \
   if (ctx.level >= Level::name) return name::op arguments;
 
-// The levels above avx512 exist for the ops that csrc/ops.cmake lists under them.
+// The levels above avx512 exist for the ops that csrc/ops.cmake lists under them. Where those of bf16 products do, they
+// hold kernels for bf16 activations alone: f32 and f16 have nothing to gain there and run avx512's.
+namespace glm5 {
+
+// Whether the first tensor of an op, its activations, is bf16.
+template <class... Rest>
+GLM5_INLINE bool has_bf16_activations(const Context&, const TensorView& first, const Rest&...) {
+  return first.dtype() == DType::bf16;
+}
+
+}  // namespace glm5
+
 #if GLM5_HAS_VNNI
 #define GLM5_DECLARE_VNNI(op, parameters) GLM5_DECLARE_LEVEL(avx512_vnni, op, parameters)
 #define GLM5_USE_VNNI(op, arguments) GLM5_USE_LEVEL(avx512_vnni, op, arguments)
@@ -29,14 +40,20 @@
 #endif
 #if GLM5_HAS_BF16
 #define GLM5_DECLARE_BF16(op, parameters) GLM5_DECLARE_LEVEL(avx512_bf16, op, parameters)
-#define GLM5_USE_BF16(op, arguments) GLM5_USE_LEVEL(avx512_bf16, op, arguments)
+#define GLM5_USE_BF16(op, arguments) \
+  if (ctx.level >= Level::avx512_bf16 && has_bf16_activations arguments) return avx512_bf16::op arguments;
 #else
 #define GLM5_DECLARE_BF16(op, parameters)
 #define GLM5_USE_BF16(op, arguments)
 #endif
 #if GLM5_HAS_AMX
 #define GLM5_DECLARE_AMX(op, parameters) GLM5_DECLARE_LEVEL(amx, op, parameters)
+#if GLM5_HAS_BF16
+#define GLM5_USE_AMX(op, arguments) \
+  if (ctx.level >= Level::amx && has_bf16_activations arguments) return amx::op arguments;
+#else
 #define GLM5_USE_AMX(op, arguments) GLM5_USE_LEVEL(amx, op, arguments)
+#endif
 #else
 #define GLM5_DECLARE_AMX(op, parameters)
 #define GLM5_USE_AMX(op, arguments)

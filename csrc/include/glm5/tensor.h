@@ -120,15 +120,18 @@ class TensorView {
 };
 
 // Calls f(T{}) with T = float, bf16 or f16 as `dtype` says; throws a sentence naming `what` for any other dtype.
+// Levels of bf16 products are compiled for bf16 alone (cpu/kernel.h).
 template <class F>
 GLM5_INLINE void for_float_type(const char* what, DType dtype, F&& f) {
   switch (dtype) {
+#if !(GLM5_HAS_BF16 && GLM5_LEVEL >= 4)
     case DType::f32:
       return f(float{});
-    case DType::bf16:
-      return f(bf16{});
     case DType::f16:
       return f(f16{});
+#endif
+    case DType::bf16:
+      return f(bf16{});
     default:
       fail("%s is %s, needs f32, bf16 or f16", what, dtype_name(dtype));
   }
