@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cpu/rows/fp8.h"
+#include "glm5/float8.h"
 
 namespace glm5::GLM5_LEVEL_NS {
 

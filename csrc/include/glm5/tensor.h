@@ -8,15 +8,12 @@
 
 namespace glm5 {
 
-// Floats of 16 and 8 bits are storage only; arithmetic happens in f32.
+// 16-bit floats are storage only; arithmetic happens in f32.
 struct bf16 {
   uint16_t bits;
 };
 struct f16 {
   uint16_t bits;
-};
-struct f8_e4m3 {
-  uint8_t bits;
 };
 
 enum class DType : int { f32, bf16, f16, f64, i32, i64, u8, i8, boolean, f8_e4m3, other };
@@ -57,10 +54,6 @@ struct dtype_of<uint8_t> {
 template <>
 struct dtype_of<int8_t> {
   static constexpr DType value = DType::i8;
-};
-template <>
-struct dtype_of<f8_e4m3> {
-  static constexpr DType value = DType::f8_e4m3;
 };
 
 class TensorView {
