@@ -7,6 +7,7 @@ set(GLM5_OPS
   flash_mla
   flash_mla_bwd
   fused_add_rms_norm
+  fused_add_rms_norm_bwd
   grouped_gemm
   indexer_preprocess
   indexer_project
@@ -28,9 +29,11 @@ set(GLM5_OPS
   quantize_per_group
   quantize_per_token
   rms_norm
+  rms_norm_bwd
   rope
   sample
   silu_and_mul
+  silu_and_mul_bwd
   sparse_flash_attention
   sparse_flash_attention_bwd
   topk_indexer

@@ -5,6 +5,8 @@
 
 namespace glm5::GLM5_LEVEL_NS {
 
+constexpr int64_t kHeadTileBytes = int64_t{1} << 20;
+
 // values, rounded to T.
 template <class T>
 GLM5_INLINE void store_values(T* to, const float* values, int64_t n) {
@@ -19,23 +21,30 @@ template <class T, class Finish>
 inline void gemm_heads(const T* x, const T* w, int64_t tokens, int64_t heads, int64_t width, int64_t k,
                        Finish&& finish) {
   if (tokens == 0 || heads == 0) return;
-  const int64_t block = gemm_block_rows(k), row_blocks = (tokens + block - 1) / block, units = row_blocks * heads;
-  const int64_t unit_work = (tokens < block ? tokens : block) * (width + 1) * (k + 1);
+  const int64_t block = block_rows<T, T>(k), row_blocks = (tokens + block - 1) / block, units = row_blocks * heads;
+  const int64_t most = tokens < block ? tokens : block, unit_work = most * (width + 1) * (k + 1);
   const int64_t grain = (int64_t{1} << 16) / unit_work + 1;
   const auto x_row = [=](int64_t r) { return x + r * k; };
   const auto w_row = [=](int64_t o) { return w + o * k; };
   const int threads = get_num_threads();
   if (threads == 1 || units >= 2 * threads || units <= grain) {
-    parallel_for(units, grain, [&](int64_t begin, int64_t end) {
+    // Heads go together while their tile stays in the cache and the threads have enough to share.
+    int64_t together = kHeadTileBytes / (most * width * static_cast<int64_t>(sizeof(T)) + 1);
+    if (together > units / (4 * threads)) together = units / (4 * threads);
+    together = together < 1 ? 1 : together > heads ? heads : together;
+    const int64_t parts = (heads + together - 1) / together;
+    parallel_for(row_blocks * parts, grain / together + 1, [&](int64_t begin, int64_t end) {
       Scratch scratch;
-      T* tile = scratch.take<T>((tokens < block ? tokens : block) * width);
+      const int64_t stride = together * width;
+      T* tile = scratch.take<T>(most * stride);
       for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t h = unit % heads, r = unit / heads * block, last = r + block < tokens ? r + block : tokens;
-        gemm_block(x_row, r, last, w_row, h * width, (h + 1) * width, k,
+        const int64_t h0 = unit % parts * together, h1 = h0 + together < heads ? h0 + together : heads;
+        const int64_t r = unit / parts * block, last = r + block < tokens ? r + block : tokens;
+        gemm_block(x_row, r, last, w_row, h0 * width, h1 * width, k,
                    [=](int64_t row, int64_t o, const float* values, int64_t n) {
-                     store_values(tile + (row - r) * width + (o - h * width), values, n);
+                     store_values(tile + (row - r) * stride + (o - h0 * width), values, n);
                    });
-        finish(h, r, last, static_cast<const T*>(tile), width);
+        for (int64_t h = h0; h < h1; ++h) finish(h, r, last, static_cast<const T*>(tile + (h - h0) * width), stride);
       }
     });
     return;
