@@ -9,6 +9,7 @@
 
 #include "cpu/gemm_tile.h"
 #include "cpu/pairs.h"
+#include "cpu/rows/prefetch.h"
 #include "cpu/vec_math.h"
 
 #if GLM5_LEVEL >= 4
@@ -16,6 +17,19 @@
 namespace glm5::GLM5_LEVEL_NS {
 
 constexpr int kBlockKeys = 64;
+
+// The rows of the next block, asked for a few at a time: all at once they would hold up the work they are to hide under.
+struct RowsAhead {
+  const bf16* row[kBlockKeys];
+  int count, asked;
+  int64_t bytes;
+
+  GLM5_INLINE void ask(int64_t rows) {
+    for (; rows > 0 && asked < count; --rows, ++asked) prefetch_bytes(row[asked], bytes);
+  }
+  // The share of one of `steps` equal steps.
+  GLM5_INLINE void ask_share(int64_t steps) { ask((kBlockKeys + steps - 1) / steps); }
+};
 
 struct Bf16Heads {
   int64_t heads, blocks;         // of this group; blocks of 16 heads, the last filled with zero queries
@@ -59,9 +73,10 @@ inline void begin_bf16_heads(Bf16Heads& g, const bf16* q, int64_t heads) {
 // Copies n keys, zeros behind them, and zips neighbours: of each 32 columns, the low halves of the four lanes of
 // 128 bits come first, then the high halves. unzip_columns() brings finished outputs back in order.
 template <class Key>
-inline void load_bf16_keys(const Bf16Heads& g, Key&& key, int n) {
+inline void load_bf16_keys(const Bf16Heads& g, Key&& key, int n, RowsAhead& ahead) {
   const int64_t width = g.steps * 32;
   for (int j = 0; j < kBlockKeys; ++j) {
+    ahead.ask(j % 3 == 0);
     bf16* to = g.keys + j * width;
     const bf16* from = j < n ? key(j) : to;
     for (int64_t i = 0; i < width; i += 32) {
@@ -83,12 +98,13 @@ inline void load_bf16_keys(const Bf16Heads& g, Key&& key, int n) {
 #if GLM5_LEVEL >= 5
 constexpr bool kTilesAtWork = true;
 
-inline void score_products(const Bf16Heads& g, int n) {
+inline void score_products(const Bf16Heads& g, int n, RowsAhead& ahead) {
   const int64_t width = g.steps * 64;
   for (int64_t b = 0; b < g.blocks; b += 2) {
     const bool two = b + 1 < g.blocks;
     const uint32_t* q[2] = {g.q + b * g.steps * 256, g.q + (b + 1) * g.steps * 256};
     for (int k = 0; k < n; k += 32) {
+      ahead.ask_share(8 * g.blocks);
       const char* rows = reinterpret_cast<const char*>(g.keys) + k * width;
       const WeightRows w[2] = {{rows, width, nullptr, g.steps}, {rows + 16 * width, width, nullptr, g.steps}};
       float* s = g.s + (b * kBlockKeys + k) * 16;
@@ -103,12 +119,13 @@ inline void score_products(const Bf16Heads& g, int n) {
   }
 }
 
-inline void value_products(const Bf16Heads& g, bool first) {
+inline void value_products(const Bf16Heads& g, bool first, RowsAhead& ahead) {
   const int64_t o_row = g.columns * 4;
   for (int64_t b = 0; b < g.blocks; b += 2) {
     const bool two = b + 1 < g.blocks;
     const bf16* p = g.p + b * 16 * kBlockKeys;
     for (int64_t c = 0; c < g.columns; c += 32) {
+      ahead.ask_share(2 * (g.blocks + 1) / 2 * g.columns / 32);
       float* o = g.o + b * 16 * g.columns + c;
       if (first) {
         load_results<2, 2>(o, true, o_row);
@@ -174,16 +191,16 @@ inline void score_tile(const Bf16Heads& g, int64_t b, int key) {
   }
 }
 template <int K, int B>
-inline void score_keys(const Bf16Heads& g, int64_t b) {
+inline void score_keys(const Bf16Heads& g, int64_t b, RowsAhead& ahead) {
   int key = 0;
-  for (; key + K <= kBlockKeys; key += K) score_tile<K, B>(g, b, key);
+  for (; key + K <= kBlockKeys; key += K, ahead.ask(1)) score_tile<K, B>(g, b, key);
   for (; key < kBlockKeys; key += 4) score_tile<4, B>(g, b, key);
 }
-inline void score_products(const Bf16Heads& g, int) {
+inline void score_products(const Bf16Heads& g, int, RowsAhead& ahead) {
   int64_t b = 0;
-  for (; b + 4 <= g.blocks; b += 4) score_keys<6, 4>(g, b);
-  for (; b + 2 <= g.blocks; b += 2) score_keys<12, 2>(g, b);
-  for (; b < g.blocks; ++b) score_keys<16, 1>(g, b);
+  for (; b + 4 <= g.blocks; b += 4) score_keys<6, 4>(g, b, ahead);
+  for (; b + 2 <= g.blocks; b += 2) score_keys<12, 2>(g, b, ahead);
+  for (; b < g.blocks; ++b) score_keys<16, 1>(g, b, ahead);
 }
 
 // o += p v for H heads and V vectors of columns.
@@ -216,9 +233,9 @@ inline void value_columns(const Bf16Heads& g, int64_t c, bool first) {
   for (; h + 2 <= g.heads; h += 2) value_tile<2, V>(g, h, c, first);
   for (; h < g.heads; ++h) value_tile<1, V>(g, h, c, first);
 }
-inline void value_products(const Bf16Heads& g, bool first) {
+inline void value_products(const Bf16Heads& g, bool first, RowsAhead& ahead) {
   int64_t c = 0;
-  for (; c + 64 <= g.columns; c += 64) value_columns<4>(g, c, first);
+  for (; c + 64 <= g.columns; c += 64) value_columns<4>(g, c, first), ahead.ask_share(g.columns / 64);
   for (; c < g.columns; c += 32) value_columns<2>(g, c, first);
 }
 #endif
@@ -265,11 +282,12 @@ inline void softmax_bf16(const Bf16Heads& g, int n, bool first) {
 
 // The next block of a token's keys; n = kBlockKeys but for the last.
 template <class Key>
-inline void attend_bf16_block(const Bf16Heads& g, Key&& key, int n, bool first) {
-  load_bf16_keys(g, key, n);
-  score_products(g, n);
+inline void attend_bf16_block(const Bf16Heads& g, Key&& key, int n, bool first, RowsAhead& ahead) {
+  load_bf16_keys(g, key, n, ahead);
+  score_products(g, n, ahead);
   softmax_bf16(g, n, first);
-  value_products(g, first);
+  value_products(g, first, ahead);
+  ahead.ask(kBlockKeys);
 }
 
 inline void finish_bf16_heads(const Bf16Heads& g, bf16* out, float* lse) {

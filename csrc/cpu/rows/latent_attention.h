@@ -5,13 +5,10 @@
 #include "cpu/rows/attention.h"
 #include "cpu/rows/attention_bf16.h"
 #include "cpu/rows/cache.h"
+#include "cpu/rows/prefetch.h"
 #include "glm5/paged.h"
 
 namespace glm5::GLM5_LEVEL_NS {
-
-GLM5_INLINE void prefetch_bytes(const void* from, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(from) + i, 0, 2);
-}
 
 // row(slot, buffer): the row as f32, in place where it is stored so, else in the buffer.
 template <class T>
@@ -157,13 +154,11 @@ void attend_bf16_tokens(const AttentionArguments& a, const PlainKv<bf16>& cache,
       begin_bf16_heads(group, q + first * row, here);
       for (int64_t k = 0; k < count; k += kBlockKeys) {
         const int n = static_cast<int>(count - k < kBlockKeys ? count - k : kBlockKeys);
+        auto key = [&](int64_t j) { return cache.rows + a.table.slot(requests[t], keys.position(t, h, k + j)) * row; };
         // Selected rows lie scattered: those of the next block arrive while this one is computed.
-        for (int64_t j = k + n; j < count && j < k + n + kBlockKeys; ++j) {
-          cache.prefetch(a.table.slot(requests[t], keys.position(t, h, j)));
-        }
-        attend_bf16_block(
-            group, [&](int j) { return cache.rows + a.table.slot(requests[t], keys.position(t, h, k + j)) * row; }, n,
-            k == 0);
+        RowsAhead ahead{{}, 0, 0, row * static_cast<int64_t>(sizeof(bf16))};
+        for (int64_t j = n; k + j < count && j < n + kBlockKeys; ++j) ahead.row[ahead.count++] = key(j);
+        attend_bf16_block(group, key, n, k == 0, ahead);
       }
       finish_bf16_heads(group, out + first * values, lse + first);
     }

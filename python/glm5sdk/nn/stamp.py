@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -32,5 +34,10 @@ def stamp(weight: Tensor) -> tuple[object, ...]:
 def _contents(weight: Tensor) -> int:
     """A sum over sampled words, each weighed by its place."""
     words = weight.contiguous().view(-1).view(_WORDS[weight.element_size()])
-    sample = words[:: max(1, len(words) // _SAMPLES)].to(torch.int64)
-    return int((sample * torch.arange(1, len(sample) + 1)).sum())
+    sample = words[:: max(1, words.numel() // _SAMPLES)].to(torch.int64)
+    return int((sample * _places(sample.numel())).sum())
+
+
+@lru_cache(maxsize=16)
+def _places(count: int) -> Tensor:
+    return torch.arange(1, count + 1)
