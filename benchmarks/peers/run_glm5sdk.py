@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from rig.machine import set_threads
 import glm5sdk
 from glm5sdk.models.glm5 import Glm5ForCausalLM
 from glm5sdk.nn.cache import LatentCache
+from glm5sdk.nn.indexer import Indexer
 from peers.protocol import CHUNK, PeakMemory, Unsupported, Workload, median_seconds, serve, token_ids
 
 
@@ -44,7 +47,34 @@ class Runner:
             return model(self._ids(w), cache=model.make_cache(1, w.context))[0, -1].tolist()
         if w.kind == "prefill":
             return w.context / median_seconds(lambda: self._prefill(w), w.repeats)
+        if w.kind == "indexer":
+            return self._indexer(w)
         return self._decode(w)
+
+    def _indexer(self, w: Workload) -> list[float]:
+        """Seconds of a step, and those within the indexer: its projections, its cache rows and the selection."""
+        spent = 0.0
+
+        def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*arguments: Any) -> Any:
+                nonlocal spent
+                begin = time.perf_counter()
+                result = function(*arguments)
+                spent += time.perf_counter() - begin
+                return result
+
+            return run
+
+        if not w.random_fill:
+            raise Unsupported("a prompt's own indexer would be counted; fill the cache with random rows")
+        self._load(w.int8)
+        before = Indexer.forward, Indexer.select
+        Indexer.forward, Indexer.select = timed(Indexer.forward), timed(Indexer.select)  # type: ignore[method-assign]
+        try:
+            step = self._decode(w)
+        finally:
+            Indexer.forward, Indexer.select = before  # type: ignore[method-assign]
+        return [step, spent / ((w.repeats + 1) * w.steps)]
 
     def _load(self, int8: bool) -> None:
         if int8:
