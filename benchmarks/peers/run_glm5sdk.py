@@ -19,6 +19,8 @@ import glm5sdk
 from glm5sdk.models.glm5 import Glm5ForCausalLM
 from glm5sdk.nn.cache import LatentCache
 from glm5sdk.nn.indexer import Indexer
+from glm5sdk.quant import quantise_model, scheme
+from glm5sdk.registry import get_op
 from peers.protocol import CHUNK, PeakMemory, Unsupported, Workload, median_seconds, serve, token_ids
 
 
@@ -77,11 +79,21 @@ class Runner:
         return [step, spent / ((w.repeats + 1) * w.steps)]
 
     def _load(self, int8: bool) -> None:
-        if int8:
-            raise Unsupported("skipped until a model can be loaded with int8 weights")
         if self.model is None:
             # 1e-6: transformers' latent norms, so that logits can be compared.
             self.model = Glm5ForCausalLM.from_pretrained(self.path, "bfloat16", latent_norm_eps=1e-6)
+        if int8 and not self.int8:
+            self._quantise(self.model)
+            self.int8 = True
+
+    def _quantise(self, model: Glm5ForCausalLM) -> None:
+        """To int8 weights and activations by rounding to nearest: speed does not depend on how they were chosen."""
+        quantise_model(model, scheme("w8a8"), self._ids(Workload("logits", 16)), "rtn")
+        layer = model.model.layers[-1]
+        x = torch.zeros(1, model.config.hidden_size, dtype=model.dtype)
+        chosen = get_op("linear").explain(x, layer.self_attn.q_a_proj.weight).chosen
+        if chosen == "reference":
+            raise Unsupported("no kernel takes int8 weights yet: they would run on the reference")
 
     def _ids(self, w: Workload) -> Tensor:
         assert self.model is not None
