@@ -23,7 +23,7 @@ from rig.small_model import CONFIG, make_checkpoint
 from rig.table import machine_line, markdown_table, save_json, text_table
 
 HERE = Path(__file__).resolve().parent
-AGREE_TOKENS = 320  # fewer than index_topk: with random weights, near ties among selected keys would differ
+AGREE_TOKENS = 128  # fewer than index_topk: with random weights, near ties among selected keys would differ
 # Cosine of the logits of the last position. Two right programs reach 0.99 in bf16: with random weights many tokens lie
 # between two experts, and a rounding decides. Another rope, norm or scale stays far below.
 AGREE = 0.97
