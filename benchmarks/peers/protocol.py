@@ -22,8 +22,9 @@ class Workload:
 
     Attributes:
         kind: `prefill` (tokens a second of a prompt of `context` tokens), `decode` (seconds a step of `batch`
-            requests that have `context` tokens each), `memory` (bytes above the weights for such a prefill) or
-            `logits` (of the last of `context` tokens, to compare).
+            requests that have `context` tokens each), `indexer` (of a decode step: seconds, and how many of them the
+            indexer takes), `memory` (bytes above the weights for such a prefill) or `logits` (of the last of
+            `context` tokens, to compare).
         context: tokens.
         batch: requests.
         steps: decode steps in a sample.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from rig.machine import set_threads
 import glm5sdk
 from glm5sdk.models.glm5 import Glm5ForCausalLM
 from glm5sdk.nn.cache import LatentCache
+from glm5sdk.nn.indexer import Indexer
+from glm5sdk.quant import quantise_model, scheme
+from glm5sdk.registry import get_op
 from peers.protocol import CHUNK, PeakMemory, Unsupported, Workload, median_seconds, serve, token_ids
 
 
@@ -44,14 +49,51 @@ class Runner:
             return model(self._ids(w), cache=model.make_cache(1, w.context))[0, -1].tolist()
         if w.kind == "prefill":
             return w.context / median_seconds(lambda: self._prefill(w), w.repeats)
+        if w.kind == "indexer":
+            return self._indexer(w)
         return self._decode(w)
 
+    def _indexer(self, w: Workload) -> list[float]:
+        """Seconds of a step, and those within the indexer: its projections, its cache rows and the selection."""
+        spent = 0.0
+
+        def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*arguments: Any) -> Any:
+                nonlocal spent
+                begin = time.perf_counter()
+                result = function(*arguments)
+                spent += time.perf_counter() - begin
+                return result
+
+            return run
+
+        if not w.random_fill:
+            raise Unsupported("a prompt's own indexer would be counted; fill the cache with random rows")
+        self._load(w.int8)
+        before = Indexer.forward, Indexer.select
+        Indexer.forward, Indexer.select = timed(Indexer.forward), timed(Indexer.select)  # type: ignore[method-assign]
+        try:
+            step = self._decode(w)
+        finally:
+            Indexer.forward, Indexer.select = before  # type: ignore[method-assign]
+        return [step, spent / ((w.repeats + 1) * w.steps)]
+
     def _load(self, int8: bool) -> None:
-        if int8:
-            raise Unsupported("skipped until a model can be loaded with int8 weights")
         if self.model is None:
             # 1e-6: transformers' latent norms, so that logits can be compared.
             self.model = Glm5ForCausalLM.from_pretrained(self.path, "bfloat16", latent_norm_eps=1e-6)
+        if int8 and not self.int8:
+            self._quantise(self.model)
+            self.int8 = True
+
+    def _quantise(self, model: Glm5ForCausalLM) -> None:
+        """To int8 weights and activations by rounding to nearest: speed does not depend on how they were chosen."""
+        quantise_model(model, scheme("w8a8"), self._ids(Workload("logits", 16)), "rtn")
+        layer = model.model.layers[-1]
+        x = torch.zeros(1, model.config.hidden_size, dtype=model.dtype)
+        chosen = get_op("linear").explain(x, layer.self_attn.q_a_proj.weight).chosen
+        if chosen == "reference":
+            raise Unsupported("no kernel takes int8 weights yet: they would run on the reference")
 
     def _ids(self, w: Workload) -> Tensor:
         assert self.model is not None

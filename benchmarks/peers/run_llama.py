@@ -42,6 +42,8 @@ class Runner:
     def run(self, w: Workload) -> Any:
         if w.random_fill:
             raise Unsupported("its cache cannot be filled without running the prompt")
+        if w.kind == "indexer":
+            raise Unsupported("its indexer is not timed by itself")
         if w.kind == "memory":
             return self._memory(w)
         self._load(w.int8)
@@ -65,7 +67,7 @@ class Runner:
         if self.model is not None:
             llama_cpp.llama_model_free(self.model)
         parameters = llama_cpp.llama_model_default_params()
-        parameters.use_mmap, parameters.n_gpu_layers = False, 0
+        parameters.load_mode, parameters.n_gpu_layers = llama_cpp.LLAMA_LOAD_MODE_NONE, 0
         self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), parameters)
         if not self.model:
             raise Unsupported(f"llama.cpp cannot load {name}")

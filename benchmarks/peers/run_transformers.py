@@ -40,6 +40,8 @@ class Runner:
             raise Unsupported("no int8 weights for this model on a CPU")
         if w.random_fill:
             raise Unsupported("its cache cannot be filled without running the prompt")
+        if w.kind == "indexer":
+            raise Unsupported("its indexer is not timed by itself")
         if w.kind == "memory":
             return self._memory(w)
         self._load()

@@ -15,7 +15,7 @@ HEADS, INDEX_HEADS, INDEX_DIM, TOPK = 64, 32, 128, 2048
 SCALE = (192 + R) ** -0.5
 
 
-def attention_decode(batch: int, speed: float, roof: float, context: int = 32768) -> Case:
+def attention_decode(batch: int, speed: float | None = None, roof: float | None = None, context: int = 32768) -> Case:
     """One token a request; every request's selections are disjoint, so that a rotation meets each row once."""
     requests = -(-max(batch, -(-cold_bytes() // (context * (C + R) * 2))) // batch) * batch
     pool = filled(requests * context // PAGE, PAGE, C + R, scale=0.5)
@@ -65,19 +65,27 @@ def _attend_sdpa(q: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q[:, None], keys, keys, scale=SCALE)[:, 0, :, :C]
 
 
-def indexer_decode(context: int, speed: float, roof: float, transformers: float) -> Case:
+def indexer_decode(
+    context: int, speed: float | None = None, roof: float | None = None, transformers: float | None = None
+) -> Case:
     """One token that searches a long context."""
     requests = max(3, -(-cold_bytes() // (context * INDEX_DIM * 2)))
     return _indexer(1, context, requests, f"decode {context // 1024}k", speed, roof, {"transformers": transformers})
 
 
-def indexer_prefill(queries: int, context: int, speed: float, roof: float) -> Case:
+def indexer_prefill(queries: int, context: int, speed: float | None = None, roof: float | None = None) -> Case:
     """The last chunk of a prompt: every query sees the whole chunk before it."""
     return _indexer(queries, context, 2, f"prefill {queries} x {context // 1024}k", speed, roof, {})
 
 
 def _indexer(
-    queries: int, context: int, requests: int, preset: str, speed: float, roof: float, against: dict[str, float]
+    queries: int,
+    context: int,
+    requests: int,
+    preset: str,
+    speed: float | None,
+    roof: float | None,
+    against: dict[str, float | None],
 ) -> Case:
     cache = filled(requests * context // PAGE, PAGE, INDEX_DIM)
     lengths = torch.arange(context - queries + 1, context + 1, dtype=torch.int32)

@@ -46,7 +46,7 @@ class Case:
     roof: float | None = None
     kind: str = "bf16"
     compiled: tuple[str, ...] = ()
-    against: Mapping[str, float] = field(default_factory=dict)
+    against: Mapping[str, float | None] = field(default_factory=dict)
     products: tuple[str, Arguments] | None = None
 
     def ours(self, n: int) -> Any:

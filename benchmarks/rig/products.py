@@ -17,7 +17,9 @@ from rig.machine import cold_bytes
 EPS = 1e-5
 
 
-def linear(tokens: int, speed: float, roof: float, inputs: int = 6144, outputs: int = 8192) -> Case:
+def linear(
+    tokens: int, speed: float | None = None, roof: float | None = None, inputs: int = 6144, outputs: int = 8192
+) -> Case:
     """One product; the weights alone are larger than most caches."""
     copies = max(2, -(-cold_bytes() // (2 * inputs * outputs)))
     weights = [filled(outputs, inputs, seed=n, scale=inputs**-0.5) for n in range(copies)]
@@ -30,7 +32,7 @@ def linear(tokens: int, speed: float, roof: float, inputs: int = 6144, outputs: 
     )  # fmt: skip
 
 
-def mla_preprocess(tokens: int, speed: float, roof: float) -> Case:
+def mla_preprocess(tokens: int, speed: float | None = None, roof: float | None = None) -> Case:
     """GLM-5's sizes: both down projections, norms, up projection, absorption, rope, cache write."""
     n, h, c, r, q, dn, pages = 6144, 64, 512, 64, 2048, 192, 64
     shapes = {"w_q_a": (q, n), "w_q_b": (h * (dn + r), q), "w_kv_a": (c + r, n), "w_uk": (h, c, dn)}
@@ -85,13 +87,14 @@ def _rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Experts:
     """64 experts of 2048 x 1024, eight for each token; made once, 805 MB in bf16."""
 
-    count, active, hidden, width = 64, 8, 2048, 1024
+    active, hidden, width = 8, 2048, 1024
 
-    def __init__(self) -> None:
+    def __init__(self, count: int = 64) -> None:
+        self.count = count
         self.gate_up = filled(self.count, 2 * self.width, self.hidden, seed=1, scale=self.hidden**-0.5)
         self.down = filled(self.count, self.hidden, self.width, seed=2, scale=self.width**-0.5)
 
-    def case(self, tokens: int, kind: str, speed: float, roof: float) -> Case:
+    def case(self, tokens: int, kind: str, speed: float | None = None, roof: float | None = None) -> Case:
         """`kind`: bf16, or w8a8 with int8 weights and activations."""
         weights: tuple[Any, Any] = (self.gate_up, self.down)
         if kind == "w8a8":
@@ -130,7 +133,9 @@ class Experts:
         scores = torch.rand(tokens, self.count, generator=generator)
         ids = scores.topk(self.active).indices.sort().values.int()
         if tokens == 1:  # the rotation's tokens share no expert: each call reads weights that no recent one has read
-            ids = torch.arange(self.active, dtype=torch.int32)[None] * 8 + seed
+            ids = (
+                torch.arange(self.active)[None] * self.count // self.active + seed % (self.count // self.active)
+            ).int()
         share = torch.rand(tokens, self.active, generator=generator).softmax(-1)
         return filled(tokens, self.hidden, seed=seed), ids, share
 

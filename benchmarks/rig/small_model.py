@@ -38,7 +38,8 @@ def make_checkpoint(path: Path) -> None:
     """Write it in bfloat16 in Hugging Face's layout, unless it is there; about a gigabyte.
 
     Weights have the spread at which a layer keeps the size of its input, so that programs can be compared by their
-    logits: with the usual 0.02 the model would hardly do anything.
+    logits: with the usual 0.02 the model would hardly do anything. What a layer adds is smaller, by the root of their
+    number: otherwise one expert chosen otherwise, as a rounding decides, would change everything after it.
     """
     if (path / "config.json").exists():
         return
@@ -51,7 +52,9 @@ def make_checkpoint(path: Path) -> None:
             if parameter.dim() == 1:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
             else:
-                parameter.normal_(0.0, 1.0 if "embed_tokens" in name else parameter.shape[-1] ** -0.5)
+                out = "o_proj" in name or "down_proj" in name
+                scale = (2 * CONFIG.num_hidden_layers) ** -0.5 if out else 1.0
+                parameter.normal_(0.0, 1.0 if "embed_tokens" in name else scale * parameter.shape[-1] ** -0.5)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(7.0 + 0.01 * torch.randn(buffer.shape))

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 SAMPLE_SECONDS = 3e-3  # calls shorter than this are timed several at a time
 WARM_CALLS = 2
 
 
-def interleaved(runners: Mapping[str, Callable[[int], object]], sets: int, repeats: int) -> dict[str, float]:
-    """Median seconds a call of each runner.
+def interleaved(
+    runners: Mapping[str, Callable[[int], object]],
+    sets: int,
+    repeats: int,
+    summary: Callable[[Sequence[float]], float] = statistics.median,
+) -> dict[str, float]:
+    """Seconds a call of each runner.
 
     Runners take turns within each repeat, so that whatever else the machine does meets all of them alike. A call gets
     the number of the input set to use. Sets rotate, and each runner starts at another place of the rotation: none
@@ -21,6 +26,7 @@ def interleaved(runners: Mapping[str, Callable[[int], object]], sets: int, repea
         runners: name -> function of a set's number.
         sets: how many there are.
         repeats: samples of each runner, at least 1.
+        summary: of a runner's samples; `min` for ratios that a busy machine must not disturb.
     """
     names = list(runners)
     at = {name: sets * n // len(names) for n, name in enumerate(names)}
@@ -41,4 +47,4 @@ def interleaved(runners: Mapping[str, Callable[[int], object]], sets: int, repea
     for _ in range(repeats):
         for name in names:
             samples[name].append(sample(name, calls[name]))
-    return {name: statistics.median(values) for name, values in samples.items()}
+    return {name: summary(values) for name, values in samples.items()}

@@ -47,7 +47,7 @@ def test_cost_is_price_over_speed(price: float, speed: float, factor: float) -> 
         ({"new_tokens": 9}, "new_tokens is 9, needs 8"),
         ({"dtype": "bfloat16"}, "dtype is 'bfloat16', needs 'float32'"),
         ({"model": "large"}, "model is 'large', needs 'tiny'"),
-        ({"fingerprint": "abd"}, "fingerprint is 'abd', needs 'abc'"),
+        ({"fingerprint": "xyz"}, "fingerprint is 'xyz', needs 'abc'"),
         ({"batch": 3, "new_tokens": 9}, "batch is 3, needs 2; new_tokens is 9, needs 8"),
     ],
 )
