@@ -47,8 +47,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("get_num_threads", &glm5::get_num_threads);
   module.def("set_num_threads", &glm5::set_num_threads, py::arg("n"));
   module.def(
-      "follow_num_threads",
-      [](uintptr_t function) { glm5::follow_num_threads(reinterpret_cast<int (*)()>(function)); },
+      "follow_num_threads", [](uintptr_t function) { glm5::follow_num_threads(reinterpret_cast<int (*)()>(function)); },
       py::arg("function"), "Address of an int function that tells the host program's threads; 0 for none.");
   using Release = py::call_guard<py::gil_scoped_release>;
   module.def("probe_read", &glm5::probe_read, py::arg("bytes"), py::arg("repeats"), Release());

@@ -1,4 +1,4 @@
-// bf16 products on AMX tiles: 16 rows of w (as they lie in memory) times up to 16 rows of x (laid out in pairs).
+// bf16 products on AMX tiles: 16 rows of one factor (as they lie in memory) times up to 16 of the other (in pairs).
 //
 // A result takes its k in steps of 32 ascending, the last filled with zeros, each step as the tile instruction adds it:
 // the bits depend on the two rows and k alone. Results that leave their tile between depths are kept as they are.
@@ -13,9 +13,9 @@
 
 namespace glm5::GLM5_LEVEL_NS {
 
-constexpr int64_t kFewRows = 32;      // rows of x that go past w at once: w streams through once, unpacked
-constexpr int64_t kDepthSteps = 16;   // of many rows: steps whose w and x stay in the caches
-constexpr int64_t kChunkOuts = 256;   // of many rows: outputs whose unfinished results stay in the second-level cache
+constexpr int64_t kFewRows = 32;     // rows of x that go past w at once: w streams through once, unpacked
+constexpr int64_t kDepthSteps = 16;  // of many rows: steps whose w and x stay in the caches
+constexpr int64_t kChunkOuts = 256;  // of many rows: outputs whose unfinished results stay in the second-level cache
 constexpr int64_t kTilePair = 2 * kTileHeight;
 constexpr int64_t kAheadBytes = 512;  // how far before its use w is asked for
 
@@ -101,9 +101,10 @@ GLM5_INLINE void tile_steps(const WeightRows* w, const uint32_t* const* x, int c
   }
 }
 
-// Tiles that stand for results of two groups of outputs and two blocks of columns, from and to [2 * w + c] tiles.
+// Results of two groups of outputs and two blocks of columns, from and to memory: rows `row_bytes` apart, the second
+// block `c` and the second group `w` floats behind the first.
 template <int W, int C>
-GLM5_INLINE void load_results(const float* from, bool zero, int64_t row_bytes) {
+GLM5_INLINE void load_results(const float* from, bool zero, int64_t row_bytes, int64_t c = 256, int64_t w = 512) {
   if (zero) {
     _tile_zero(0);
     if constexpr (C > 1) _tile_zero(1);
@@ -112,16 +113,16 @@ GLM5_INLINE void load_results(const float* from, bool zero, int64_t row_bytes) {
     return;
   }
   _tile_loadd(0, from, row_bytes);
-  if constexpr (C > 1) _tile_loadd(1, from + 256, row_bytes);
-  if constexpr (W > 1) _tile_loadd(2, from + 512, row_bytes);
-  if constexpr (W > 1 && C > 1) _tile_loadd(3, from + 768, row_bytes);
+  if constexpr (C > 1) _tile_loadd(1, from + c, row_bytes);
+  if constexpr (W > 1) _tile_loadd(2, from + w, row_bytes);
+  if constexpr (W > 1 && C > 1) _tile_loadd(3, from + w + c, row_bytes);
 }
 template <int W, int C>
-GLM5_INLINE void store_results(float* to, int64_t row_bytes) {
+GLM5_INLINE void store_results(float* to, int64_t row_bytes, int64_t c = 256, int64_t w = 512) {
   _tile_stored(0, to, row_bytes);
-  if constexpr (C > 1) _tile_stored(1, to + 256, row_bytes);
-  if constexpr (W > 1) _tile_stored(2, to + 512, row_bytes);
-  if constexpr (W > 1 && C > 1) _tile_stored(3, to + 768, row_bytes);
+  if constexpr (C > 1) _tile_stored(1, to + c, row_bytes);
+  if constexpr (W > 1) _tile_stored(2, to + w, row_bytes);
+  if constexpr (W > 1 && C > 1) _tile_stored(3, to + w + c, row_bytes);
 }
 
 // Emits finished tiles: `columns` rows of x from row r, `outs` (at most 32) outputs from o.
@@ -187,47 +188,47 @@ inline void amx_few_rows(XRow&& x_row, int64_t r0, int64_t rows, WRow&& w_row, i
   }
 }
 
-// Any number of rows: w is copied tile by tile, a depth at a time, and meets all rows while it is in the cache.
+// Any number of rows: those of x lie in the tiles for rows and w, laid out in pairs a depth at a time, in those for
+// columns, so that results come out by rows of x. The products are the same, factors swapped.
 template <class XRow, class WRow, class Emit>
 inline void amx_many_rows(XRow&& x_row, int64_t r0, int64_t rows, WRow&& w_row, int64_t o0, int64_t o1, int64_t k,
                           Emit&& emit) {
-  const int64_t steps = (k + kStep - 1) / kStep, blocks = (rows + 15) / 16, pairs = (blocks + 1) / 2;
-  Scratch scratch;
-  uint32_t* packed = scratch.take<uint32_t>(2 * pairs * steps * 256);
-  for (int64_t b = 0; b < 2 * pairs; ++b) {
-    const int64_t here = rows - 16 * b;
-    pack_columns([&](int64_t c) { return x_row(r0 + 16 * b + c); }, here < 0 ? 0 : here < 16 ? here : 16, 16, k,
-                 packed + b * steps * 256);
-  }
-  char* panel = scratch.take<char>(2 * kDepthSteps * kTileSize);
+  constexpr int64_t kPair = 2 * kTileHeight, kRowBytes = 4 * kPair;  // a result is 32 rows of 32 outputs
+  const int64_t steps = (k + kStep - 1) / kStep, pairs = (rows + kPair - 1) / kPair;
   const bool whole = steps <= kDepthSteps;
-  float* unfinished = scratch.take<float>((whole ? 1 : kChunkOuts / kTilePair * pairs) * 4 * 256);
+  Scratch scratch;
+  char* x = scratch.take<char>(2 * pairs * steps * kTileSize);
+  uint32_t* panel = scratch.take<uint32_t>(2 * kDepthSteps * 256);
+  float* unfinished = scratch.take<float>((whole ? 1 : kChunkOuts / kPair * pairs) * kPair * kPair);
+  for (int64_t b = 0; b < 2 * pairs; ++b) {
+    const int64_t left = rows - b * kTileHeight, here = left < 0 ? 0 : left < kTileHeight ? left : kTileHeight;
+    auto row = [&](int64_t r) __attribute__((always_inline)) { return x_row(r0 + b * kTileHeight + r); };
+    for (int64_t s = 0; s < steps; ++s) copy_tile(row, here, s, k, x + (b * steps + s) * kTileSize);
+  }
   Tiles tiles(16);
   for (int64_t chunk = o0; chunk < o1; chunk += kChunkOuts) {
     const int64_t chunk_end = chunk + kChunkOuts < o1 ? chunk + kChunkOuts : o1;
-    for (int64_t s0 = 0; s0 < steps; s0 += kDepthSteps) {
+    for (int64_t s0 = 0; s0 < steps || s0 == 0; s0 += kDepthSteps) {
       const int64_t depth = steps - s0 < kDepthSteps ? steps - s0 : kDepthSteps;
-      for (int64_t o = chunk; o < chunk_end; o += kTilePair) {
-        const int64_t outs = chunk_end - o < kTilePair ? chunk_end - o : kTilePair;
-        WeightRows w[2];
+      for (int64_t o = chunk; o < chunk_end; o += kPair) {
+        const int64_t outs = chunk_end - o < kPair ? chunk_end - o : kPair;
         for (int64_t g = 0; g < 2; ++g) {
-          char* tile = panel + g * kDepthSteps * kTileSize;
-          const int64_t here = outs - g * kTileHeight;
-          for (int64_t s = 0; s < depth; ++s) {
-            copy_tile([&](int64_t r) { return w_row(o + g * kTileHeight + r); }, here < 0 ? 0 : here < 16 ? here : 16,
-                      s0 + s, k, tile + s * kTileSize);
-          }
-          w[g] = {tile, kTileBytes, tile, 0};
+          const int64_t left = outs - g * kTileHeight, here = left < 0 ? 0 : left < kTileHeight ? left : kTileHeight;
+          auto row = [&](int64_t r) __attribute__((always_inline)) { return w_row(o + g * kTileHeight + r); };
+          for (int64_t s = 0; s < depth; ++s) pack_step(row, here, 16, k, s0 + s, panel + (g * kDepthSteps + s) * 256);
         }
+        const uint32_t* w[2] = {panel, panel + kDepthSteps * 256};
         for (int64_t p = 0; p < pairs; ++p) {
-          const uint32_t* x[2] = {packed + (2 * p * steps + s0) * 256, packed + ((2 * p + 1) * steps + s0) * 256};
-          float* results = unfinished + (whole ? 0 : ((o - chunk) / kTilePair * pairs + p) * 4 * 256);
-          load_results<2, 2>(results, s0 == 0, kTileBytes);
-          tile_steps<2, 2, false>(w, x, 16, 0, depth);
-          store_results<2, 2>(results, kTileBytes);
+          const char* tile = x + (2 * p * steps + s0) * kTileSize;
+          const WeightRows block[2] = {{tile, kTileBytes, tile, 0},
+                                       {tile + steps * kTileSize, kTileBytes, tile + steps * kTileSize, 0}};
+          float* results = unfinished + (whole ? 0 : ((o - chunk) / kPair * pairs + p) * kPair * kPair);
+          load_results<2, 2>(results, s0 == 0, kRowBytes, kTileHeight, kTileHeight * kPair);
+          tile_steps<2, 2, false>(block, w, 16, 0, depth);
+          store_results<2, 2>(results, kRowBytes, kTileHeight, kTileHeight * kPair);
           if (s0 + depth < steps) continue;
-          const int64_t left = rows - p * kFewRows;
-          emit_results(results, 16, r0 + p * kFewRows, left < kFewRows ? left : kFewRows, o, outs, emit);
+          const int64_t here = rows - p * kPair < kPair ? rows - p * kPair : kPair;
+          for (int64_t r = 0; r < here; ++r) emit(r0 + p * kPair + r, o, results + r * kPair, outs);
         }
       }
     }

@@ -81,7 +81,8 @@ inline void dot_block(XRow&& x_row, int64_t r0, int64_t r1, int64_t block, WRow&
         const int64_t n = k - at < kDotDepth ? k - at : kDotDepth;
         const bool add = at > 0;
         int j = 0;
-        for (; j + kDotOuts <= outs; j += kDotOuts) dot_strip<kDotOuts>(x, rows, w + j, at, n, add, values + j, kDotPanel);
+        for (; j + kDotOuts <= outs; j += kDotOuts)
+          dot_strip<kDotOuts>(x, rows, w + j, at, n, add, values + j, kDotPanel);
         for (; j + 2 <= outs; j += 2) dot_strip<2>(x, rows, w + j, at, n, add, values + j, kDotPanel);
         for (; j < outs; ++j) dot_strip<1>(x, rows, w + j, at, n, add, values + j, kDotPanel);
         at += n;

@@ -7,8 +7,7 @@
 namespace glm5::GLM5_LEVEL_NS {
 
 template <class F>
-using expert_row_element =
-    std::remove_cv_t<std::remove_pointer_t<decltype(std::declval<F>()(int64_t{}, int64_t{}))>>;
+using expert_row_element = std::remove_cv_t<std::remove_pointer_t<decltype(std::declval<F>()(int64_t{}, int64_t{}))>>;
 
 // Rows offsets[e] .. offsets[e + 1] times the `outs` outputs of expert e.
 //   x_row(r), w_row(e, o): rows of k elements; emit(r, o, values, n) as for gemm_block

@@ -1,8 +1,9 @@
 // How a kernel file becomes one function per instruction level plus the public function that picks one.
 //
 // Every csrc/cpu/<op>.cpp is compiled once per level; CMake defines GLM5_LEVEL (0 to 5, the numbers of glm5::Level)
-// and GLM5_LEVEL_NS (baseline, avx2, avx512, and for some ops avx512_vnni, avx512_bf16, amx). Whatever a kernel file or a kernel header defines lives in glm5::GLM5_LEVEL_NS.
-// Containers and algorithms of std:: stay out of these files: their instantiations would be shared between levels.
+// and GLM5_LEVEL_NS (baseline, avx2, avx512, and for some ops avx512_vnni, avx512_bf16, amx). Whatever a kernel file or
+// a kernel header defines lives in glm5::GLM5_LEVEL_NS. Containers and algorithms of std:: stay out of these files:
+// their instantiations would be shared between levels.
 #pragma once
 
 #include <optional>

@@ -9,9 +9,9 @@
 
 namespace glm5::GLM5_LEVEL_NS {
 
-constexpr int kTileHeight = 16;      // rows of a tile: outputs of a result, rows of weights
-constexpr int kTileBytes = 64;       // of a row of weights: 32 bf16 or 64 int8
-constexpr int kTileSize = 1024;      // bytes of a whole tile
+constexpr int kTileHeight = 16;  // rows of a tile: outputs of a result, rows of weights
+constexpr int kTileBytes = 64;   // of a row of weights: 32 bf16 or 64 int8
+constexpr int kTileSize = 1024;  // bytes of a whole tile
 
 // Gives this thread tiles whose activations and results have `columns` (1 to 16) columns, until the end of the scope.
 class Tiles {

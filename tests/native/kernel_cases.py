@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["FLOATS", "UNIT", "bits_equal", "draw", "within"]
+__all__ = ["BF16_PRODUCTS", "FLOATS", "UNIT", "bits_equal", "draw", "within"]
 
+BF16_PRODUCTS = 4  # the level from which bf16 is multiplied as such
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
 UNIT = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 

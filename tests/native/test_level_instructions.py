@@ -45,7 +45,8 @@ def test_objects_stay_inside_their_level(built: str) -> None:
         pytest.skip("the object files are not kept here")
     files = sorted(build.glob(f"CMakeFiles/glm5_cpu_{built}.dir/**/*.o"))
     if built == "baseline":
-        files += sorted(build.glob("CMakeFiles/glm5_kernels.dir/**/*.o"))
+        others = sorted(build.glob("CMakeFiles/glm5_kernels.dir/**/*.o"))
+        files += [file for file in others if not file.name.startswith("probe.")]  # it asks the processor first
     assert files or built == "avx512_vnni", f"no object of {built} in {build}"
     pattern = re.compile("|".join(ABOVE[built]))
     for file in files:

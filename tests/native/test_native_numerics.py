@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from kernel_cases import BF16_PRODUCTS
 
 from glm5sdk_cpu import _C
 
@@ -114,6 +115,8 @@ def test_sixteen_bit_rounding_is_torch_s_on_every_value(level, dtype):
     wide = torch.empty(65536, 1)
     _C.linear(level, patterns.view(-1, 1), torch.ones(1, 1, dtype=dtype), None, wide)
     want = patterns.float() + 0.0
+    if dtype == torch.bfloat16 and level >= BF16_PRODUCTS:  # those instructions take denormals for zero
+        want = want.where(want.isnan() | (want.abs() >= 2.0**-126), 0.0)
     assert torch.equal(wide.flatten().nan_to_num(123.5), want.nan_to_num(123.5))
     assert torch.equal(wide.flatten().isnan(), want.isnan())
     # a + b is exact in f32 often enough to land on ties; torch rounds the same f32 sum.

@@ -73,7 +73,8 @@ _C.set_num_threads(3)
 torch.set_num_threads(1)
 print(*seen, _C.get_num_threads())
 """
-    out = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    out = subprocess.check_output([sys.executable, "-c", code], text=True, env=environment).split()
     most = min(2, len(os.sched_getaffinity(0)))
     assert [int(n) for n in out] == [1, most, 1, 3]
 

@@ -33,8 +33,13 @@ class Owned {
     int64_t n = 1;
     for (int64_t size : shape_) n *= size;
     bytes_.resize(n * type.bits / 8 + 64);
-    tensor_ = DLTensor{bytes_.data(), {kDLCPU, 0}, static_cast<int32_t>(shape_.size()), {type.code, type.bits, 1},
-                       shape_.data(), nullptr, 0};
+    tensor_ = DLTensor{bytes_.data(),
+                       {kDLCPU, 0},
+                       static_cast<int32_t>(shape_.size()),
+                       {type.code, type.bits, 1},
+                       shape_.data(),
+                       nullptr,
+                       0};
     values.resize(n);
   }
   TensorView view() const { return TensorView(tensor_, false); }
@@ -130,8 +135,8 @@ void check_attention(const Context& ctx, Type type, double tolerance) {
   Owned chosen(kI32, {1, 1, kKeys}), out(type, {1, kHeads, kValues}), lse(kF32, {1, kHeads});
   q.fill(5), cache.fill(6), request.set(0, 0);
   for (int64_t j = 0; j < kKeys; ++j) table.set(j, kKeys - 1 - j), chosen.set(j, j);
-  glm5::sparse_flash_attention(ctx, q.view(), cache.view(), table.view(), request.view(), chosen.view(), 0.125,
-                               kValues, "plain", out.view(), lse.view());
+  glm5::sparse_flash_attention(ctx, q.view(), cache.view(), table.view(), request.view(), chosen.view(), 0.125, kValues,
+                               "plain", out.view(), lse.view());
   std::vector<double> want(kHeads * kValues), sums(kHeads);
   for (int64_t h = 0; h < kHeads; ++h) {
     for (int64_t j = 0; j < kKeys; ++j) {
@@ -185,7 +190,8 @@ void check_experts(const Context& ctx, Type type, double tolerance) {
     const int64_t r = slot / kActive, e = static_cast<int64_t>(ids.values[slot]);
     auto product = [&](int64_t row) {
       double sum = 0;
-      for (int64_t i = 0; i < kSize; ++i) sum += x.values[r * kSize + i] * up.values[(e * 2 * kInner + row) * kSize + i];
+      for (int64_t i = 0; i < kSize; ++i)
+        sum += x.values[r * kSize + i] * up.values[(e * 2 * kInner + row) * kSize + i];
       return sum;
     };
     for (int64_t j = 0; j < kInner; ++j) hidden[j] = silu(product(j)) * product(kInner + j);

@@ -18,7 +18,8 @@ namespace glm5::GLM5_LEVEL_NS {
 
 constexpr int kBlockKeys = 64;
 
-// The rows of the next block, asked for a few at a time: all at once they would hold up the work they are to hide under.
+// The rows of the next block, asked for a few at a time: all at once they would hold up the work they are to hide
+// under.
 struct RowsAhead {
   const bf16* row[kBlockKeys];
   int count, asked;
@@ -32,20 +33,25 @@ struct RowsAhead {
 };
 
 struct Bf16Heads {
-  int64_t heads, blocks;         // of this group; blocks of 16 heads, the last filled with zero queries
-  int64_t row, values;           // C + R, C
-  int64_t steps, columns;        // vectors of 32 in a row; columns of values in whole vectors of 32
+  int64_t heads, blocks;   // of this group; blocks of 16 heads, the last filled with zero queries
+  int64_t row, values;     // C + R, C
+  int64_t steps, columns;  // vectors of 32 in a row; columns of values in whole vectors of 32
   float scale;
-  uint32_t* q;                   // [blocks][steps * 16][16] pairs
-  bf16* keys;                    // [64][steps * 32]
-  uint32_t* pairs;               // [32][columns]: keys 2i and 2i + 1, columns in zipped order
-  float* s;                      // [blocks][64][16] scores, then p
-  bf16* p;                       // [blocks * 16][64]
-  float* o;                      // [blocks * 16][columns], zipped order
-  float *m, *l;                  // [blocks * 16] largest score so far, sum of p so far
+  uint32_t* q;      // [blocks][steps * 16][16] pairs
+  bf16* keys;       // [64][steps * 32]
+  uint32_t* pairs;  // [32][columns]: keys 2i and 2i + 1, columns in zipped order
+  float* s;         // [blocks][64][16] scores, then p
+  bf16* p;          // [blocks * 16][64]
+  float* o;         // [blocks * 16][columns], zipped order
+  float *m, *l;     // [blocks * 16] largest score so far, sum of p so far
 
   Bf16Heads(Scratch& scratch, int64_t most_heads, int64_t row_, int64_t values_, float scale_)
-      : heads(0), blocks(0), row(row_), values(values_), steps((row_ + 31) / 32), columns((values_ + 31) / 32 * 32),
+      : heads(0),
+        blocks(0),
+        row(row_),
+        values(values_),
+        steps((row_ + 31) / 32),
+        columns((values_ + 31) / 32 * 32),
         scale(scale_) {
     const int64_t most = (most_heads + 15) / 16;
     q = scratch.take<uint32_t>(most * steps * 256);

@@ -40,7 +40,8 @@ inline IndexQuery index_query(const bf16* q, const float* iw, int64_t heads, int
 // out[i] = sum over the lanes of v[i], in one tree.
 GLM5_INLINE f32v sum_lanes16(f32v* v) {
 #pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) v[i] = _mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]) + _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]);
+  for (int i = 0; i < 8; ++i)
+    v[i] = _mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]) + _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]);
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
     const __m512d a = (__m512d)v[2 * i], b = (__m512d)v[2 * i + 1];

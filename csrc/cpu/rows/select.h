@@ -12,7 +12,8 @@ GLM5_INLINE uint32_t select_digit(uint32_t order, int pass) {
   return pass == 0 ? order >> 21 : pass == 1 ? (order >> 10) & 2047u : order & 1023u;
 }
 
-// Copies the values whose digit of this pass is `digit`, in order; they may be copied onto themselves. Returns how many.
+// Copies the values whose digit of this pass is `digit`, in order; they may be copied onto themselves. Returns how
+// many.
 inline int64_t keep_digit(const uint32_t* orders, int64_t n, int pass, uint32_t digit, uint32_t* to) {
   int64_t kept = 0, i = 0;
 #if GLM5_LEVEL >= 2
