@@ -13,7 +13,7 @@
 
 namespace glm5::GLM5_LEVEL_NS {
 
-constexpr int64_t kFewRows = 32;     // rows of x that go past w at once: w streams through once, unpacked
+constexpr int64_t kFewRows = 128;    // up to so many rows, laying w out in pairs costs more than it brings
 constexpr int64_t kDepthSteps = 16;  // of many rows: steps whose w and x stay in the caches
 constexpr int64_t kChunkOuts = 256;  // of many rows: outputs whose unfinished results stay in the second-level cache
 constexpr int64_t kTilePair = 2 * kTileHeight;
@@ -149,29 +149,36 @@ inline void emit_results(const float* results, int columns, int64_t r, int64_t r
   }
 }
 
-template <int W, int C>
+template <int W, int C, bool Ahead>
 GLM5_INLINE void few_rows_tile(const WeightRows* w, const uint32_t* const* x, int columns, int64_t steps,
                                float* results) {
   load_results<W, C>(results, true, 4 * columns);
-  tile_steps<W, C, true>(w, x, columns, 0, steps);
+  tile_steps<W, C, Ahead>(w, x, columns, 0, steps);
   store_results<W, C>(results, 4 * columns);
 }
+template <int W, bool Ahead>
+GLM5_INLINE void few_rows_tiles(const WeightRows* w, const uint32_t* x, int64_t rows, int columns, int64_t steps,
+                                float* results) {
+  const uint32_t* blocks[2] = {x, x + steps * 16 * columns};
+  rows > 16 ? few_rows_tile<W, 2, Ahead>(w, blocks, columns, steps, results)
+            : few_rows_tile<W, 1, Ahead>(w, blocks, columns, steps, results);
+}
 
-// At most kFewRows rows: every weight is read once, from where it lies.
+// At most kFewRows rows: every weight is read from where it lies; the first 32 rows wait for memory, the others find it
+// in the cache.
 template <class XRow, class WRow, class Emit>
 inline void amx_few_rows(XRow&& x_row, int64_t r0, int64_t rows, WRow&& w_row, int64_t o0, int64_t o1, int64_t k,
                          Emit&& emit) {
-  const int64_t steps = (k + kStep - 1) / kStep;
+  const int64_t steps = (k + kStep - 1) / kStep, blocks = (rows + 15) / 16;
   const int columns = static_cast<int>(rows < 16 ? rows : 16);
-  const bool two = rows > 16;
   Scratch scratch;
-  uint32_t* packed = scratch.take<uint32_t>(2 * steps * 16 * 16);
+  uint32_t* x = scratch.take<uint32_t>(blocks * steps * 16 * 16);
   char* buffer = scratch.take<char>(2 * steps * kTileSize);
   alignas(64) float results[4 * 256];
-  const uint32_t* x[2] = {packed, packed + steps * 16 * columns};
-  pack_columns([&](int64_t c) { return x_row(r0 + c); }, rows < 16 ? rows : 16, columns, k, packed);
-  if (two) {
-    pack_columns([&](int64_t c) { return x_row(r0 + 16 + c); }, rows - 16, columns, k, packed + steps * 16 * columns);
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int64_t left = rows - 16 * b;
+    pack_columns([&](int64_t c) { return x_row(r0 + 16 * b + c); }, left < 16 ? left : 16, columns, k,
+                 x + b * steps * 16 * columns);
   }
   Tiles tiles(columns);
   for (int64_t o = o0; o < o1; o += kTilePair) {
@@ -180,11 +187,19 @@ inline void amx_few_rows(XRow&& x_row, int64_t r0, int64_t rows, WRow&& w_row, i
     w[0] = weight_rows(w_row, o, outs < kTileHeight ? outs : kTileHeight, k, buffer);
     if (outs > kTileHeight) {
       w[1] = weight_rows(w_row, o + kTileHeight, outs - kTileHeight, k, buffer + steps * kTileSize);
-      two ? few_rows_tile<2, 2>(w, x, columns, steps, results) : few_rows_tile<2, 1>(w, x, columns, steps, results);
-    } else {
-      two ? few_rows_tile<1, 2>(w, x, columns, steps, results) : few_rows_tile<1, 1>(w, x, columns, steps, results);
     }
-    emit_results(results, columns, r0, rows, o, outs, emit);
+    for (int64_t r = 0; r < rows; r += 32) {
+      const int64_t here = rows - r < 32 ? rows - r : 32;
+      const uint32_t* from = x + r / 16 * steps * 16 * columns;
+      if (outs <= kTileHeight) {
+        few_rows_tiles<1, true>(w, from, here, columns, steps, results);
+      } else if (r == 0) {
+        few_rows_tiles<2, true>(w, from, here, columns, steps, results);
+      } else {
+        few_rows_tiles<2, false>(w, from, here, columns, steps, results);
+      }
+      emit_results(results, columns, r0 + r, here, o, outs, emit);
+    }
   }
 }
 

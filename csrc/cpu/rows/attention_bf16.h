@@ -33,16 +33,16 @@ struct RowsAhead {
 };
 
 struct Bf16Heads {
-  int64_t heads, blocks;   // of this group; blocks of 16 heads, the last filled with zero queries
-  int64_t row, values;     // C + R, C
-  int64_t steps, columns;  // vectors of 32 in a row; columns of values in whole vectors of 32
+  int64_t heads, blocks;           // of this group; blocks of 16 heads, the last filled with zero queries
+  int64_t row, values;             // C + R, C
+  int64_t steps, columns, stride;  // vectors of 32 in a row; columns of values in whole vectors of 32; padded columns
   float scale;
   uint32_t* q;      // [blocks][steps * 16][16] pairs
   bf16* keys;       // [64][steps * 32]
-  uint32_t* pairs;  // [32][columns]: keys 2i and 2i + 1, columns in zipped order
+  uint32_t* pairs;  // [32][stride]: keys 2i and 2i + 1, columns in zipped order
   float* s;         // [blocks][64][16] scores, then p
   bf16* p;          // [blocks * 16][64]
-  float* o;         // [blocks * 16][columns], zipped order
+  float* o;         // [blocks * 16][stride], zipped order
   float *m, *l;     // [blocks * 16] largest score so far, sum of p so far
 
   Bf16Heads(Scratch& scratch, int64_t most_heads, int64_t row_, int64_t values_, float scale_)
@@ -52,14 +52,15 @@ struct Bf16Heads {
         values(values_),
         steps((row_ + 31) / 32),
         columns((values_ + 31) / 32 * 32),
+        stride(columns + 16),
         scale(scale_) {
     const int64_t most = (most_heads + 15) / 16;
     q = scratch.take<uint32_t>(most * steps * 256);
     keys = scratch.take<bf16>(kBlockKeys * steps * 32);
-    pairs = scratch.take<uint32_t>(kBlockKeys / 2 * columns);
+    pairs = scratch.take<uint32_t>(kBlockKeys / 2 * stride);
     s = scratch.take<float>(most * kBlockKeys * 16);
     p = scratch.take<bf16>(most * 16 * kBlockKeys);
-    o = scratch.take<float>(most * 16 * columns);
+    o = scratch.take<float>(most * 16 * stride);
     m = scratch.take<float>(most * 16);
     l = scratch.take<float>(most * 16);
   }
@@ -77,33 +78,32 @@ inline void begin_bf16_heads(Bf16Heads& g, const bf16* q, int64_t heads) {
 }
 
 // Copies n keys, zeros behind them, and zips neighbours: of each 32 columns, the low halves of the four lanes of
-// 128 bits come first, then the high halves. unzip_columns() brings finished outputs back in order.
-template <class Key>
-inline void load_bf16_keys(const Bf16Heads& g, Key&& key, int n, RowsAhead& ahead) {
-  const int64_t width = g.steps * 32;
-  for (int j = 0; j < kBlockKeys; ++j) {
-    ahead.ask(j % 3 == 0);
-    bf16* to = g.keys + j * width;
-    const bf16* from = j < n ? key(j) : to;
-    for (int64_t i = 0; i < width; i += 32) {
-      const __mmask32 real = j < n ? first_elements(g.row - i) : 0;
-      _mm512_store_si512(to + i, _mm512_maskz_loadu_epi16(real, from + i));
-    }
-  }
+// 128 bits come first, then the high halves. finish_bf16_heads() brings outputs back in order.
+inline void load_bf16_keys(const Bf16Heads& g, const bf16* const* key, int n, RowsAhead& ahead) {
+  const int64_t width = g.steps * 32, whole = g.row / 32 * 32;
   for (int j = 0; j < kBlockKeys; j += 2) {
-    const bf16 *a = g.keys + j * width, *b = a + width;
-    uint32_t* to = g.pairs + j / 2 * g.columns;
-    for (int64_t c = 0; c < g.columns; c += 32) {
-      const __m512i even = _mm512_load_si512(a + c), odd = _mm512_load_si512(b + c);
-      _mm512_storeu_si512(to + c, _mm512_unpacklo_epi16(even, odd));
-      _mm512_storeu_si512(to + c + 16, _mm512_unpackhi_epi16(even, odd));
+    if (j % 6 == 0) ahead.ask(2);
+    bf16 *even = g.keys + j * width, *odd = even + width;
+    const bf16 *a = j < n ? key[j] : even, *b = j + 1 < n ? key[j + 1] : odd;
+    uint32_t* zipped = g.pairs + j / 2 * g.stride;
+    auto put = [&](int64_t i, __m512i x, __m512i y) __attribute__((always_inline)) {
+      _mm512_store_si512(even + i, x);
+      _mm512_store_si512(odd + i, y);
+      if (i >= g.columns) return;
+      _mm512_storeu_si512(zipped + i, _mm512_unpacklo_epi16(x, y));
+      _mm512_storeu_si512(zipped + i + 16, _mm512_unpackhi_epi16(x, y));
+    };
+    if (j + 1 < n) {
+      for (int64_t i = 0; i < whole; i += 32) put(i, _mm512_loadu_si512(a + i), _mm512_loadu_si512(b + i));
+    }
+    for (int64_t i = j + 1 < n ? whole : 0; i < width; i += 32) {
+      const __mmask32 real = first_elements(g.row - i);
+      put(i, _mm512_maskz_loadu_epi16(j < n ? real : 0, a + i), _mm512_maskz_loadu_epi16(j + 1 < n ? real : 0, b + i));
     }
   }
 }
 
 #if GLM5_LEVEL >= 5
-constexpr bool kTilesAtWork = true;
-
 inline void score_products(const Bf16Heads& g, int n, RowsAhead& ahead) {
   const int64_t width = g.steps * 64;
   for (int64_t b = 0; b < g.blocks; b += 2) {
@@ -126,25 +126,25 @@ inline void score_products(const Bf16Heads& g, int n, RowsAhead& ahead) {
 }
 
 inline void value_products(const Bf16Heads& g, bool first, RowsAhead& ahead) {
-  const int64_t o_row = g.columns * 4;
+  const int64_t o_row = g.stride * 4;
   for (int64_t b = 0; b < g.blocks; b += 2) {
     const bool two = b + 1 < g.blocks;
     const bf16* p = g.p + b * 16 * kBlockKeys;
     for (int64_t c = 0; c < g.columns; c += 32) {
       ahead.ask_share(2 * (g.blocks + 1) / 2 * g.columns / 32);
-      float* o = g.o + b * 16 * g.columns + c;
+      float* o = g.o + b * 16 * g.stride + c;
       if (first) {
         load_results<2, 2>(o, true, o_row);
       } else {
         _tile_loadd(0, o, o_row);
         _tile_loadd(1, o + 16, o_row);
         if (two) {
-          _tile_loadd(2, o + 16 * g.columns, o_row);
-          _tile_loadd(3, o + 16 * g.columns + 16, o_row);
+          _tile_loadd(2, o + 16 * g.stride, o_row);
+          _tile_loadd(3, o + 16 * g.stride + 16, o_row);
         }
       }
       for (int k = 0; k < kBlockKeys; k += 32) {
-        const uint32_t* v = g.pairs + k / 2 * g.columns + c;
+        const uint32_t* v = g.pairs + k / 2 * g.stride + c;
         _tile_loadd(6, v, o_row);
         _tile_loadd(7, v + 16, o_row);
         _tile_loadd(4, p + k, 2 * kBlockKeys);
@@ -159,8 +159,8 @@ inline void value_products(const Bf16Heads& g, bool first, RowsAhead& ahead) {
       _tile_stored(0, o, o_row);
       _tile_stored(1, o + 16, o_row);
       if (two) {
-        _tile_stored(2, o + 16 * g.columns, o_row);
-        _tile_stored(3, o + 16 * g.columns + 16, o_row);
+        _tile_stored(2, o + 16 * g.stride, o_row);
+        _tile_stored(3, o + 16 * g.stride + 16, o_row);
       }
     }
   }
@@ -213,14 +213,14 @@ inline void score_products(const Bf16Heads& g, int, RowsAhead& ahead) {
 template <int H, int V>
 inline void value_tile(const Bf16Heads& g, int64_t h, int64_t c, bool first) {
   f32v sum[H * V];
-  float* o = g.o + h * g.columns + c;
+  float* o = g.o + h * g.stride + c;
   for (int i = 0; i < H; ++i) {
-    for (int j = 0; j < V; ++j) sum[i * V + j] = first ? f32v{} : load(o + i * g.columns + j * 16);
+    for (int j = 0; j < V; ++j) sum[i * V + j] = first ? f32v{} : load(o + i * g.stride + j * 16);
   }
   for (int k = 0; k < kBlockKeys / 2; ++k) {
     __m512bh v[V];
 #pragma GCC unroll 8
-    for (int j = 0; j < V; ++j) v[j] = load_zipped(g.pairs + k * g.columns + c + j * 16);
+    for (int j = 0; j < V; ++j) v[j] = load_zipped(g.pairs + k * g.stride + c + j * 16);
 #pragma GCC unroll 8
     for (int i = 0; i < H; ++i) {
       const __m512bh p = broadcast_pair(g.p + (h + i) * kBlockKeys + 2 * k);
@@ -229,7 +229,7 @@ inline void value_tile(const Bf16Heads& g, int64_t h, int64_t c, bool first) {
     }
   }
   for (int i = 0; i < H; ++i) {
-    for (int j = 0; j < V; ++j) store(o + i * g.columns + j * 16, sum[i * V + j]);
+    for (int j = 0; j < V; ++j) store(o + i * g.stride + j * 16, sum[i * V + j]);
   }
 }
 template <int V>
@@ -279,7 +279,7 @@ inline void softmax_bf16(const Bf16Heads& g, int n, bool first) {
     if (first) continue;
     for (int h = 0; h < 16; ++h) {
       if (alpha[h] == 1.0f) continue;  // the product changes nothing
-      float* o = g.o + (16 * b + h) * g.columns;
+      float* o = g.o + (16 * b + h) * g.stride;
       const f32v factor = broadcast(alpha[h]);
       for (int64_t c = 0; c < g.columns; c += 16) store(o + c, load(o + c) * factor);
     }
@@ -287,8 +287,7 @@ inline void softmax_bf16(const Bf16Heads& g, int n, bool first) {
 }
 
 // The next block of a token's keys; n = kBlockKeys but for the last.
-template <class Key>
-inline void attend_bf16_block(const Bf16Heads& g, Key&& key, int n, bool first, RowsAhead& ahead) {
+inline void attend_bf16_block(const Bf16Heads& g, const bf16* const* key, int n, bool first, RowsAhead& ahead) {
   load_bf16_keys(g, key, n, ahead);
   score_products(g, n, ahead);
   softmax_bf16(g, n, first);
@@ -302,7 +301,7 @@ inline void finish_bf16_heads(const Bf16Heads& g, bf16* out, float* lse) {
   for (int64_t h = 0; h < g.heads; ++h) {
     const f32v l = broadcast(g.l[h]);
     for (int64_t c = 0; c < g.columns; c += 32) {
-      const f32v a = load(g.o + h * g.columns + c), b = load(g.o + h * g.columns + c + 16);
+      const f32v a = load(g.o + h * g.stride + c), b = load(g.o + h * g.stride + c + 16);
       for_lanes(g.values - c < 16 ? g.values - c : 16, [&](int64_t, auto lanes) __attribute__((always_inline)) {
         store(out + h * g.values + c, (f32v)_mm512_permutex2var_ps(a, low, b) / l, lanes);
       });

@@ -152,13 +152,20 @@ void attend_bf16_tokens(const AttentionArguments& a, const PlainKv<bf16>& cache,
         continue;
       }
       begin_bf16_heads(group, q + first * row, here);
+      auto find = [&](int64_t k, RowsAhead& rows) {
+        for (int64_t j = k; j < count && j < k + kBlockKeys; ++j) {
+          rows.row[rows.count++] = cache.rows + a.table.slot(requests[t], keys.position(t, h, j)) * row;
+        }
+      };
+      RowsAhead now{{}, 0, 0, 0};
+      find(0, now);
       for (int64_t k = 0; k < count; k += kBlockKeys) {
         const int n = static_cast<int>(count - k < kBlockKeys ? count - k : kBlockKeys);
-        auto key = [&](int64_t j) { return cache.rows + a.table.slot(requests[t], keys.position(t, h, k + j)) * row; };
         // Selected rows lie scattered: those of the next block arrive while this one is computed.
         RowsAhead ahead{{}, 0, 0, row * static_cast<int64_t>(sizeof(bf16))};
-        for (int64_t j = n; k + j < count && j < n + kBlockKeys; ++j) ahead.row[ahead.count++] = key(j);
-        attend_bf16_block(group, key, n, k == 0, ahead);
+        find(k + n, ahead);
+        attend_bf16_block(group, now.row, n, k == 0, ahead);
+        now = ahead;
       }
       finish_bf16_heads(group, out + first * values, lse + first);
     }
