@@ -50,11 +50,17 @@ def workspace_size(impl: Impl, op: Op[..., Any], bound: Bound) -> int | None:
 
 def native_arguments(op: Op[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments as csrc/ knows them: a Weight is its tensors, a dtype is not said again where an output shows it."""
+    for i in op.weight_positions:
+        if type(args[i]) is Weight:
+            break
+    else:
+        return tuple([args[i] for i in op.kernel_positions])
     flat: list[Any] = []
-    for name, value in zip(op.signature.parameters, args, strict=True):
+    for i in op.kernel_positions:
+        value = args[i]
         if type(value) is Weight:
             flat += value.tensors
-        elif name not in op.dtype_arguments:
+        else:
             flat.append(value)
     return tuple(flat)
 

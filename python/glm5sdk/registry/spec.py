@@ -77,8 +77,12 @@ class Op(Generic[P, R]):
         self.dtype_arguments = frozenset(
             n for n, p in self.signature.parameters.items() if "dtype" in str(p.annotation)
         )
-        has_weights = any(isinstance(r, TensorRule) and r.is_weight for r in self.inputs.values())
-        self.rewrites_arguments = has_weights or bool(self.dtype_arguments)
+        names = list(self.signature.parameters)
+        weights = [n for n, rule in self.inputs.items() if isinstance(rule, TensorRule) and rule.is_weight]
+        # By position, for the hot half of a call: the weights, and what a kernel is told.
+        self.weight_positions = tuple(names.index(n) for n in weights)
+        self.kernel_positions = tuple(i for i, n in enumerate(names) if n not in self.dtype_arguments)
+        self.rewrites_arguments = bool(weights or self.dtype_arguments)
         self.rows, self.grad, self.mutates = rows, tuple(grad), tuple(mutates)
         # Conditions on scalar arguments are checked with the rest; only those on axes shape what tests draw.
         self.where = tuple(c for c in where if not names_in(c) & set(self.signature.parameters))
