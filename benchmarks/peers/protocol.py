@@ -64,11 +64,15 @@ def resident_bytes() -> int:
 
 
 class PeakMemory:
-    """Most bytes resident at once since it was made, above what was resident then."""
+    """Most bytes resident at once since `restart`, above what was resident when it was made."""
 
     def __init__(self) -> None:
-        Path("/proc/self/clear_refs").write_text("5")
         self.before = resident_bytes()
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget peaks so far: those of loading, say."""
+        Path("/proc/self/clear_refs").write_text("5")
 
     def above(self) -> int:
         return _status("VmHWM") - self.before

@@ -138,6 +138,7 @@ class Runner:
         peak = PeakMemory()
         self._load(False)
         assert self.model is not None
+        peak.restart()
         weights = sum(t.nbytes for t in self.model.state_dict().values())
         self._prefill(w)
         return peak.above() - weights

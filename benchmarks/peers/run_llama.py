@@ -146,6 +146,7 @@ class Runner:
             raise Unsupported("the GGUF file had to be written first; run again")
         peak = PeakMemory()
         self._load(False)
+        peak.restart()
         weights = llama_cpp.llama_model_size(self.model)
         with self._context(w, 1) as context:
             self._prefill(context, w)

@@ -86,6 +86,7 @@ class Runner:
             raise Unsupported("memory needs a process of its own")
         peak = PeakMemory()
         self._load()
+        peak.restart()
         weights = sum(t.nbytes for t in self.model.state_dict().values())
         self._prefill(w)
         return peak.above() - weights

@@ -144,8 +144,9 @@ class Experts:
         seen = _as_int8 if isinstance(weights[0], Weight) else torch.Tensor.float
         for e, weight in zip(ids.tolist(), share.tolist(), strict=True):
             gate_up, down = (_wide(w, e) for w in weights)
-            gate, up = (gate_up @ seen(x)).chunk(2)
-            total += weight * (down @ seen((F.silu(gate) * up).to(x.dtype)))
+            # Rounded where the op rounds: a step of int8 is coarse enough for a value beside a tie to tell.
+            gate, up = (gate_up @ seen(x)).to(x.dtype).chunk(2)
+            total += weight * (down @ seen(F.silu(gate) * up))
         return total
 
 

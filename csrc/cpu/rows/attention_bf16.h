@@ -1,4 +1,4 @@
-// Softmax attention of some heads of one token over bf16 keys, a block of 64 at a time, by bf16 products.
+// Softmax attention of some heads of one token over bf16 keys, a block of 128 at a time, by bf16 products.
 //
 // A score adds its pairs of the row ascending, in one chain; p is rounded to bf16 for the value product, where each
 // output adds the block's pairs of keys ascending to what it was; the sum of p takes p unrounded, four chains of a
@@ -16,7 +16,7 @@
 
 namespace glm5::GLM5_LEVEL_NS {
 
-constexpr int kBlockKeys = 64;
+constexpr int kBlockKeys = 128;  // outputs travel to the second-level cache and back once a block
 
 // The rows of the next block, asked for a few at a time: all at once they would hold up the work they are to hide
 // under.
@@ -38,10 +38,10 @@ struct Bf16Heads {
   int64_t steps, columns, stride;  // vectors of 32 in a row; columns of values in whole vectors of 32; padded columns
   float scale;
   uint32_t* q;      // [blocks][steps * 16][16] pairs
-  bf16* keys;       // [64][steps * 32]
-  uint32_t* pairs;  // [32][stride]: keys 2i and 2i + 1, columns in zipped order
-  float* s;         // [blocks][64][16] scores, then p
-  bf16* p;          // [blocks * 16][64]
+  bf16* keys;       // [128][steps * 32]
+  uint32_t* pairs;  // [64][stride]: keys 2i and 2i + 1, columns in zipped order
+  float* s;         // [blocks][128][16] scores, then p
+  bf16* p;          // [blocks * 16][128]
   float* o;         // [blocks * 16][stride], zipped order
   float *m, *l;     // [blocks * 16] largest score so far, sum of p so far
 
@@ -125,25 +125,20 @@ inline void score_products(const Bf16Heads& g, int n, RowsAhead& ahead) {
   }
 }
 
-inline void value_products(const Bf16Heads& g, bool first, RowsAhead& ahead) {
+inline void value_products(const Bf16Heads& g, int n, bool first, RowsAhead& ahead) {
   const int64_t o_row = g.stride * 4;
-  for (int64_t b = 0; b < g.blocks; b += 2) {
-    const bool two = b + 1 < g.blocks;
-    const bf16* p = g.p + b * 16 * kBlockKeys;
-    for (int64_t c = 0; c < g.columns; c += 32) {
-      ahead.ask_share(2 * (g.blocks + 1) / 2 * g.columns / 32);
+  for (int64_t c = 0; c < g.columns; c += 32) {
+    for (int64_t b = 0; b < g.blocks; b += 2) {
+      const bool two = b + 1 < g.blocks;
+      const bf16* p = g.p + b * 16 * kBlockKeys;
+      ahead.ask_share(2 * ((g.blocks + 1) / 2) * g.columns / 32);
       float* o = g.o + b * 16 * g.stride + c;
-      if (first) {
-        load_results<2, 2>(o, true, o_row);
+      if (two) {
+        load_results<2, 2>(o, first, o_row, 16, 16 * g.stride);
       } else {
-        _tile_loadd(0, o, o_row);
-        _tile_loadd(1, o + 16, o_row);
-        if (two) {
-          _tile_loadd(2, o + 16 * g.stride, o_row);
-          _tile_loadd(3, o + 16 * g.stride + 16, o_row);
-        }
+        load_results<1, 2>(o, first, o_row, 16);
       }
-      for (int k = 0; k < kBlockKeys; k += 32) {
+      for (int k = 0; k < n; k += 32) {
         const uint32_t* v = g.pairs + k / 2 * g.stride + c;
         _tile_loadd(6, v, o_row);
         _tile_loadd(7, v + 16, o_row);
@@ -156,11 +151,10 @@ inline void value_products(const Bf16Heads& g, bool first, RowsAhead& ahead) {
           _tile_dpbf16ps(3, 5, 7);
         }
       }
-      _tile_stored(0, o, o_row);
-      _tile_stored(1, o + 16, o_row);
       if (two) {
-        _tile_stored(2, o + 16 * g.stride, o_row);
-        _tile_stored(3, o + 16 * g.stride + 16, o_row);
+        store_results<2, 2>(o, o_row, 16, 16 * g.stride);
+      } else {
+        store_results<1, 2>(o, o_row, 16);
       }
     }
   }
@@ -200,7 +194,8 @@ template <int K, int B>
 inline void score_keys(const Bf16Heads& g, int64_t b, RowsAhead& ahead) {
   int key = 0;
   for (; key + K <= kBlockKeys; key += K, ahead.ask(1)) score_tile<K, B>(g, b, key);
-  for (; key < kBlockKeys; key += 4) score_tile<4, B>(g, b, key);
+  static_assert(kBlockKeys % K % 2 == 0, "what is left is whole pairs");
+  for (; key < kBlockKeys; key += 2) score_tile<2, B>(g, b, key);
 }
 inline void score_products(const Bf16Heads& g, int, RowsAhead& ahead) {
   int64_t b = 0;
@@ -239,7 +234,7 @@ inline void value_columns(const Bf16Heads& g, int64_t c, bool first) {
   for (; h + 2 <= g.heads; h += 2) value_tile<2, V>(g, h, c, first);
   for (; h < g.heads; ++h) value_tile<1, V>(g, h, c, first);
 }
-inline void value_products(const Bf16Heads& g, bool first, RowsAhead& ahead) {
+inline void value_products(const Bf16Heads& g, int, bool first, RowsAhead& ahead) {
   int64_t c = 0;
   for (; c + 64 <= g.columns; c += 64) value_columns<4>(g, c, first), ahead.ask_share(g.columns / 64);
   for (; c < g.columns; c += 32) value_columns<2>(g, c, first);
@@ -291,7 +286,7 @@ inline void attend_bf16_block(const Bf16Heads& g, const bf16* const* key, int n,
   load_bf16_keys(g, key, n, ahead);
   score_products(g, n, ahead);
   softmax_bf16(g, n, first);
-  value_products(g, first, ahead);
+  value_products(g, n, first, ahead);
   ahead.ask(kBlockKeys);
 }
 

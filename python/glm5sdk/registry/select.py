@@ -153,7 +153,12 @@ def choose(op: str, call: CallInfo, candidates: Sequence[Impl], names: tuple[str
         refused = refused or bool(named)
     asked = ", ".join(names)
     if refused:
-        return Choice(None, tuple(rows), f"{asked} was asked for by name and refuses this call")
+        # A decomposition stays within what was asked for: each of its ops is chosen by the same names.
+        composed = next((impl for impl, reasons in rows if impl.kind == "composed" and not reasons), None)
+        if composed is None or is_strict():
+            return Choice(None, tuple(rows), f"{asked} was asked for by name and refuses this call")
+        log_once(_log, logging.INFO, f"{op}: a kernel of {asked} refuses a call, which runs composed of other ops")
+        return Choice(composed, tuple(rows), f"{asked} refuses this call in one kernel; runs composed of other ops")
     fallback = [row for row in rows if row[0].kind in BUILT_IN and not row[1]]
     if not fallback or (is_strict() and asked not in BUILT_IN):
         return Choice(None, tuple(rows), f"{asked} has no kernel for {op}" + (" (strict mode)" if is_strict() else ""))
