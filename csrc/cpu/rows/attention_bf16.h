@@ -9,7 +9,6 @@
 
 #include "cpu/gemm_tile.h"
 #include "cpu/pairs.h"
-#include "cpu/rows/prefetch.h"
 #include "cpu/vec_math.h"
 
 #if GLM5_LEVEL >= 4
@@ -18,18 +17,23 @@ namespace glm5::GLM5_LEVEL_NS {
 
 constexpr int kBlockKeys = 128;  // outputs travel to the second-level cache and back once a block
 
-// The rows of the next block, asked for a few at a time: all at once they would hold up the work they are to hide
-// under.
+// The rows of the next block, asked for a few cache lines at a time: more at once than a core can wait for would hold
+// up the work that they are to hide under.
 struct RowsAhead {
   const bf16* row[kBlockKeys];
-  int count, asked;
+  int count;
   int64_t bytes;
+  int asked = 0;
+  int64_t at = 0;
 
-  GLM5_INLINE void ask(int64_t rows) {
-    for (; rows > 0 && asked < count; --rows, ++asked) prefetch_bytes(row[asked], bytes);
+  GLM5_INLINE void ask(int64_t lines) {
+    for (; lines > 0 && asked < count; --lines) {
+      __builtin_prefetch(reinterpret_cast<const char*>(row[asked]) + at, 0, 2);
+      at += 64;
+      if (at >= bytes) at = 0, ++asked;
+    }
   }
-  // The share of one of `steps` equal steps.
-  GLM5_INLINE void ask_share(int64_t steps) { ask((kBlockKeys + steps - 1) / steps); }
+  GLM5_INLINE int64_t lines_left() const { return (count - asked) * ((bytes + 63) / 64); }
 };
 
 struct Bf16Heads {
@@ -82,11 +86,11 @@ inline void begin_bf16_heads(Bf16Heads& g, const bf16* q, int64_t heads) {
 inline void load_bf16_keys(const Bf16Heads& g, const bf16* const* key, int n, RowsAhead& ahead) {
   const int64_t width = g.steps * 32, whole = g.row / 32 * 32;
   for (int j = 0; j < kBlockKeys; j += 2) {
-    if (j % 6 == 0) ahead.ask(2);
     bf16 *even = g.keys + j * width, *odd = even + width;
     const bf16 *a = j < n ? key[j] : even, *b = j + 1 < n ? key[j + 1] : odd;
     uint32_t* zipped = g.pairs + j / 2 * g.stride;
     auto put = [&](int64_t i, __m512i x, __m512i y) __attribute__((always_inline)) {
+      ahead.ask(1);
       _mm512_store_si512(even + i, x);
       _mm512_store_si512(odd + i, y);
       if (i >= g.columns) return;
@@ -104,13 +108,12 @@ inline void load_bf16_keys(const Bf16Heads& g, const bf16* const* key, int n, Ro
 }
 
 #if GLM5_LEVEL >= 5
-inline void score_products(const Bf16Heads& g, int n, RowsAhead& ahead) {
+inline void score_products(const Bf16Heads& g, int n) {
   const int64_t width = g.steps * 64;
   for (int64_t b = 0; b < g.blocks; b += 2) {
     const bool two = b + 1 < g.blocks;
     const uint32_t* q[2] = {g.q + b * g.steps * 256, g.q + (b + 1) * g.steps * 256};
     for (int k = 0; k < n; k += 32) {
-      ahead.ask_share(8 * g.blocks);
       const char* rows = reinterpret_cast<const char*>(g.keys) + k * width;
       const WeightRows w[2] = {{rows, width, nullptr, g.steps}, {rows + 16 * width, width, nullptr, g.steps}};
       float* s = g.s + (b * kBlockKeys + k) * 16;
@@ -126,12 +129,12 @@ inline void score_products(const Bf16Heads& g, int n, RowsAhead& ahead) {
 }
 
 inline void value_products(const Bf16Heads& g, int n, bool first, RowsAhead& ahead) {
-  const int64_t o_row = g.stride * 4;
+  const int64_t o_row = g.stride * 4, products = g.columns / 32 * ((g.blocks + 1) / 2) * ((n + 31) / 32);
+  const int64_t share = ahead.lines_left() / products + 1;
   for (int64_t c = 0; c < g.columns; c += 32) {
     for (int64_t b = 0; b < g.blocks; b += 2) {
       const bool two = b + 1 < g.blocks;
       const bf16* p = g.p + b * 16 * kBlockKeys;
-      ahead.ask_share(2 * ((g.blocks + 1) / 2) * g.columns / 32);
       float* o = g.o + b * 16 * g.stride + c;
       if (two) {
         load_results<2, 2>(o, first, o_row, 16, 16 * g.stride);
@@ -139,6 +142,7 @@ inline void value_products(const Bf16Heads& g, int n, bool first, RowsAhead& ahe
         load_results<1, 2>(o, first, o_row, 16);
       }
       for (int k = 0; k < n; k += 32) {
+        ahead.ask(share);
         const uint32_t* v = g.pairs + k / 2 * g.stride + c;
         _tile_loadd(6, v, o_row);
         _tile_loadd(7, v + 16, o_row);
@@ -191,17 +195,17 @@ inline void score_tile(const Bf16Heads& g, int64_t b, int key) {
   }
 }
 template <int K, int B>
-inline void score_keys(const Bf16Heads& g, int64_t b, RowsAhead& ahead) {
+inline void score_keys(const Bf16Heads& g, int64_t b) {
   int key = 0;
-  for (; key + K <= kBlockKeys; key += K, ahead.ask(1)) score_tile<K, B>(g, b, key);
+  for (; key + K <= kBlockKeys; key += K) score_tile<K, B>(g, b, key);
   static_assert(kBlockKeys % K % 2 == 0, "what is left is whole pairs");
   for (; key < kBlockKeys; key += 2) score_tile<2, B>(g, b, key);
 }
-inline void score_products(const Bf16Heads& g, int, RowsAhead& ahead) {
+inline void score_products(const Bf16Heads& g, int) {
   int64_t b = 0;
-  for (; b + 4 <= g.blocks; b += 4) score_keys<6, 4>(g, b, ahead);
-  for (; b + 2 <= g.blocks; b += 2) score_keys<12, 2>(g, b, ahead);
-  for (; b < g.blocks; ++b) score_keys<16, 1>(g, b, ahead);
+  for (; b + 4 <= g.blocks; b += 4) score_keys<6, 4>(g, b);
+  for (; b + 2 <= g.blocks; b += 2) score_keys<12, 2>(g, b);
+  for (; b < g.blocks; ++b) score_keys<16, 1>(g, b);
 }
 
 // o += p v for H heads and V vectors of columns.
@@ -235,8 +239,9 @@ inline void value_columns(const Bf16Heads& g, int64_t c, bool first) {
   for (; h < g.heads; ++h) value_tile<1, V>(g, h, c, first);
 }
 inline void value_products(const Bf16Heads& g, int, bool first, RowsAhead& ahead) {
+  const int64_t share = ahead.lines_left() * 64 / g.columns + 1;
   int64_t c = 0;
-  for (; c + 64 <= g.columns; c += 64) value_columns<4>(g, c, first), ahead.ask_share(g.columns / 64);
+  for (; c + 64 <= g.columns; c += 64) value_columns<4>(g, c, first), ahead.ask(share);
   for (; c < g.columns; c += 32) value_columns<2>(g, c, first);
 }
 #endif
@@ -284,10 +289,10 @@ inline void softmax_bf16(const Bf16Heads& g, int n, bool first) {
 // The next block of a token's keys; n = kBlockKeys but for the last.
 inline void attend_bf16_block(const Bf16Heads& g, const bf16* const* key, int n, bool first, RowsAhead& ahead) {
   load_bf16_keys(g, key, n, ahead);
-  score_products(g, n, ahead);
+  score_products(g, n);
   softmax_bf16(g, n, first);
   value_products(g, n, first, ahead);
-  ahead.ask(kBlockKeys);
+  ahead.ask(ahead.lines_left());
 }
 
 inline void finish_bf16_heads(const Bf16Heads& g, bf16* out, float* lse) {

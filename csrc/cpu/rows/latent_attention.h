@@ -5,10 +5,13 @@
 #include "cpu/rows/attention.h"
 #include "cpu/rows/attention_bf16.h"
 #include "cpu/rows/cache.h"
-#include "cpu/rows/prefetch.h"
 #include "glm5/paged.h"
 
 namespace glm5::GLM5_LEVEL_NS {
+
+GLM5_INLINE void prefetch_bytes(const void* from, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(from) + i, 0, 2);
+}
 
 // row(slot, buffer): the row as f32, in place where it is stored so, else in the buffer.
 template <class T>
@@ -157,12 +160,12 @@ void attend_bf16_tokens(const AttentionArguments& a, const PlainKv<bf16>& cache,
           rows.row[rows.count++] = cache.rows + a.table.slot(requests[t], keys.position(t, h, j)) * row;
         }
       };
-      RowsAhead now{{}, 0, 0, 0};
+      RowsAhead now{{}, 0, 0};
       find(0, now);
       for (int64_t k = 0; k < count; k += kBlockKeys) {
         const int n = static_cast<int>(count - k < kBlockKeys ? count - k : kBlockKeys);
         // Selected rows lie scattered: those of the next block arrive while this one is computed.
-        RowsAhead ahead{{}, 0, 0, row * static_cast<int64_t>(sizeof(bf16))};
+        RowsAhead ahead{{}, 0, row * static_cast<int64_t>(sizeof(bf16))};
         find(k + n, ahead);
         attend_bf16_block(group, now.row, n, k == 0, ahead);
         now = ahead;
