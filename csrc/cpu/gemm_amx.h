@@ -19,16 +19,16 @@ constexpr int64_t kChunkOuts = 256;  // of many rows: outputs whose unfinished r
 constexpr int64_t kTilePair = 2 * kTileHeight;
 constexpr int64_t kAheadBytes = 512;  // how far before its use w is asked for
 
-// Sixteen rows of w: where a step's tile lies, and the distance of its rows in bytes.
-struct WeightRows {
+// Sixteen rows of a factor as tiles, one a step: the first `whole_steps` where they lie, `stride` bytes from row to
+// row; the others, which were copied and filled with zeros, one behind the other.
+struct TileRows {
   const char* first;
-  int64_t stride;
-  const char* last_step;  // the last step when k ends inside it: a tile of its own, filled with zeros
-  int64_t whole_steps;
+  int64_t stride, whole_steps;
+  const char* copied;
 
   GLM5_INLINE const char* tile(int64_t s, int64_t* row_bytes) const {
     *row_bytes = s < whole_steps ? stride : kTileBytes;
-    return s < whole_steps ? first + s * kTileBytes : last_step;
+    return s < whole_steps ? first + s * kTileBytes : copied + (s - whole_steps) * kTileSize;
   }
 };
 
@@ -44,7 +44,7 @@ GLM5_INLINE void copy_tile(WRow&& w_row, int64_t rows, int64_t s, int64_t k, cha
 
 // Rows o .. o + rows - 1 of w, in place when they lie evenly; else copied to `buffer` ([steps] tiles).
 template <class WRow>
-inline WeightRows weight_rows(WRow&& w_row, int64_t o, int64_t rows, int64_t k, char* buffer) {
+inline TileRows tile_rows(WRow&& w_row, int64_t o, int64_t rows, int64_t k, char* buffer) {
   auto row = [&](int64_t r) __attribute__((always_inline)) { return w_row(o + r); };
   const int64_t steps = (k + kStep - 1) / kStep;
   const char* first = reinterpret_cast<const char*>(row(0));
@@ -56,19 +56,10 @@ inline WeightRows weight_rows(WRow&& w_row, int64_t o, int64_t rows, int64_t k, 
   }
   if (even) {
     if (k % kStep) copy_tile(row, rows, steps - 1, k, buffer);
-    return {first, stride, buffer, k / kStep};
+    return {first, stride, k / kStep, buffer};
   }
   for (int64_t s = 0; s < steps; ++s) copy_tile(row, rows, s, k, buffer + s * kTileSize);
-  return {buffer, kTileBytes, buffer, 0};
-}
-
-// As tile(), for rows that were copied whole: every step lies behind the one before.
-GLM5_INLINE const char* tile_of(const WeightRows& w, int64_t s, int64_t* row_bytes) {
-  if (w.first == w.last_step) {
-    *row_bytes = kTileBytes;
-    return w.first + s * kTileSize;
-  }
-  return w.tile(s, row_bytes);
+  return {nullptr, 0, 0, buffer};
 }
 
 GLM5_INLINE void ask_for(const char* tile, int64_t stride) {
@@ -78,11 +69,11 @@ GLM5_INLINE void ask_for(const char* tile, int64_t stride) {
 // Sums steps [s0, s1) of W (1 or 2) times 16 outputs and C (1 or 2) blocks of columns into tiles 0 .. 3 (2 * w + c).
 // Ahead: w comes from memory, and is asked for before its use.
 template <int W, int C, bool Ahead>
-GLM5_INLINE void tile_steps(const WeightRows* w, const uint32_t* const* x, int columns, int64_t s0, int64_t s1) {
+GLM5_INLINE void tile_steps(const TileRows* w, const uint32_t* const* x, int columns, int64_t s0, int64_t s1) {
   const int64_t x_row = 4 * columns, x_step = 16 * columns;
   for (int64_t s = s0; s < s1; ++s) {
     int64_t stride;
-    const char* tile = tile_of(w[0], s, &stride);
+    const char* tile = w[0].tile(s, &stride);
     if constexpr (Ahead) ask_for(tile, stride);
     _tile_loadd(4, tile, stride);
     _tile_loadd(6, x[0] + s * x_step, x_row);
@@ -92,7 +83,7 @@ GLM5_INLINE void tile_steps(const WeightRows* w, const uint32_t* const* x, int c
       _tile_dpbf16ps(1, 4, 7);
     }
     if constexpr (W > 1) {
-      tile = tile_of(w[1], s, &stride);
+      tile = w[1].tile(s, &stride);
       if constexpr (Ahead) ask_for(tile, stride);
       _tile_loadd(5, tile, stride);
       _tile_dpbf16ps(2, 5, 6);
@@ -150,14 +141,14 @@ inline void emit_results(const float* results, int columns, int64_t r, int64_t r
 }
 
 template <int W, int C, bool Ahead>
-GLM5_INLINE void few_rows_tile(const WeightRows* w, const uint32_t* const* x, int columns, int64_t steps,
+GLM5_INLINE void few_rows_tile(const TileRows* w, const uint32_t* const* x, int columns, int64_t steps,
                                float* results) {
   load_results<W, C>(results, true, 4 * columns);
   tile_steps<W, C, Ahead>(w, x, columns, 0, steps);
   store_results<W, C>(results, 4 * columns);
 }
 template <int W, bool Ahead>
-GLM5_INLINE void few_rows_tiles(const WeightRows* w, const uint32_t* x, int64_t rows, int columns, int64_t steps,
+GLM5_INLINE void few_rows_tiles(const TileRows* w, const uint32_t* x, int64_t rows, int columns, int64_t steps,
                                 float* results) {
   const uint32_t* blocks[2] = {x, x + steps * 16 * columns};
   rows > 16 ? few_rows_tile<W, 2, Ahead>(w, blocks, columns, steps, results)
@@ -183,10 +174,10 @@ inline void amx_few_rows(XRow&& x_row, int64_t r0, int64_t rows, WRow&& w_row, i
   Tiles tiles(columns);
   for (int64_t o = o0; o < o1; o += kTilePair) {
     const int64_t outs = o1 - o < kTilePair ? o1 - o : kTilePair;
-    WeightRows w[2];
-    w[0] = weight_rows(w_row, o, outs < kTileHeight ? outs : kTileHeight, k, buffer);
+    TileRows w[2];
+    w[0] = tile_rows(w_row, o, outs < kTileHeight ? outs : kTileHeight, k, buffer);
     if (outs > kTileHeight) {
-      w[1] = weight_rows(w_row, o + kTileHeight, outs - kTileHeight, k, buffer + steps * kTileSize);
+      w[1] = tile_rows(w_row, o + kTileHeight, outs - kTileHeight, k, buffer + steps * kTileSize);
     }
     for (int64_t r = 0; r < rows; r += 32) {
       const int64_t here = rows - r < 32 ? rows - r : 32;
@@ -208,13 +199,13 @@ inline void amx_few_rows(XRow&& x_row, int64_t r0, int64_t rows, WRow&& w_row, i
 template <class XRow, class WRow, class Emit>
 inline void amx_many_rows(XRow&& x_row, int64_t r0, int64_t rows, WRow&& w_row, int64_t o0, int64_t o1, int64_t k,
                           Emit&& emit) {
-  constexpr int64_t kPair = 2 * kTileHeight, kRowBytes = 4 * kPair;  // a result is 32 rows of 32 outputs
-  const int64_t steps = (k + kStep - 1) / kStep, pairs = (rows + kPair - 1) / kPair;
+  constexpr int64_t kRowBytes = 4 * kTilePair;  // a result is 32 rows of 32 outputs
+  const int64_t steps = (k + kStep - 1) / kStep, pairs = (rows + kTilePair - 1) / kTilePair;
   const bool whole = steps <= kDepthSteps;
   Scratch scratch;
   char* x = scratch.take<char>(2 * pairs * steps * kTileSize);
   uint32_t* panel = scratch.take<uint32_t>(2 * kDepthSteps * 256);
-  float* unfinished = scratch.take<float>((whole ? 1 : kChunkOuts / kPair * pairs) * kPair * kPair);
+  float* unfinished = scratch.take<float>((whole ? 1 : kChunkOuts / kTilePair * pairs) * kTilePair * kTilePair);
   for (int64_t b = 0; b < 2 * pairs; ++b) {
     const int64_t left = rows - b * kTileHeight, here = left < 0 ? 0 : left < kTileHeight ? left : kTileHeight;
     auto row = [&](int64_t r) __attribute__((always_inline)) { return x_row(r0 + b * kTileHeight + r); };
@@ -225,8 +216,8 @@ inline void amx_many_rows(XRow&& x_row, int64_t r0, int64_t rows, WRow&& w_row, 
     const int64_t chunk_end = chunk + kChunkOuts < o1 ? chunk + kChunkOuts : o1;
     for (int64_t s0 = 0; s0 < steps || s0 == 0; s0 += kDepthSteps) {
       const int64_t depth = steps - s0 < kDepthSteps ? steps - s0 : kDepthSteps;
-      for (int64_t o = chunk; o < chunk_end; o += kPair) {
-        const int64_t outs = chunk_end - o < kPair ? chunk_end - o : kPair;
+      for (int64_t o = chunk; o < chunk_end; o += kTilePair) {
+        const int64_t outs = chunk_end - o < kTilePair ? chunk_end - o : kTilePair;
         for (int64_t g = 0; g < 2; ++g) {
           const int64_t left = outs - g * kTileHeight, here = left < 0 ? 0 : left < kTileHeight ? left : kTileHeight;
           auto row = [&](int64_t r) __attribute__((always_inline)) { return w_row(o + g * kTileHeight + r); };
@@ -235,15 +226,14 @@ inline void amx_many_rows(XRow&& x_row, int64_t r0, int64_t rows, WRow&& w_row, 
         const uint32_t* w[2] = {panel, panel + kDepthSteps * 256};
         for (int64_t p = 0; p < pairs; ++p) {
           const char* tile = x + (2 * p * steps + s0) * kTileSize;
-          const WeightRows block[2] = {{tile, kTileBytes, tile, 0},
-                                       {tile + steps * kTileSize, kTileBytes, tile + steps * kTileSize, 0}};
-          float* results = unfinished + (whole ? 0 : ((o - chunk) / kPair * pairs + p) * kPair * kPair);
-          load_results<2, 2>(results, s0 == 0, kRowBytes, kTileHeight, kTileHeight * kPair);
+          const TileRows block[2] = {{nullptr, 0, 0, tile}, {nullptr, 0, 0, tile + steps * kTileSize}};
+          float* results = unfinished + (whole ? 0 : ((o - chunk) / kTilePair * pairs + p) * kTilePair * kTilePair);
+          load_results<2, 2>(results, s0 == 0, kRowBytes, kTileHeight, kTileHeight * kTilePair);
           tile_steps<2, 2, false>(block, w, 16, 0, depth);
-          store_results<2, 2>(results, kRowBytes, kTileHeight, kTileHeight * kPair);
+          store_results<2, 2>(results, kRowBytes, kTileHeight, kTileHeight * kTilePair);
           if (s0 + depth < steps) continue;
-          const int64_t here = rows - p * kPair < kPair ? rows - p * kPair : kPair;
-          for (int64_t r = 0; r < here; ++r) emit(r0 + p * kPair + r, o, results + r * kPair, outs);
+          const int64_t here = rows - p * kTilePair < kTilePair ? rows - p * kTilePair : kTilePair;
+          for (int64_t r = 0; r < here; ++r) emit(r0 + p * kTilePair + r, o, results + r * kTilePair, outs);
         }
       }
     }

@@ -115,7 +115,7 @@ inline void score_products(const Bf16Heads& g, int n) {
     const uint32_t* q[2] = {g.q + b * g.steps * 256, g.q + (b + 1) * g.steps * 256};
     for (int k = 0; k < n; k += 32) {
       const char* rows = reinterpret_cast<const char*>(g.keys) + k * width;
-      const WeightRows w[2] = {{rows, width, nullptr, g.steps}, {rows + 16 * width, width, nullptr, g.steps}};
+      const TileRows w[2] = {{rows, width, g.steps, nullptr}, {rows + 16 * width, width, g.steps, nullptr}};
       float* s = g.s + (b * kBlockKeys + k) * 16;
       load_results<2, 2>(s, true, 64);
       two ? tile_steps<2, 2, false>(w, q, 16, 0, g.steps) : tile_steps<2, 1, false>(w, q, 16, 0, g.steps);

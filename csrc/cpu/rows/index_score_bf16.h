@@ -71,8 +71,8 @@ GLM5_INLINE u32v order_of_products(const IndexQuery& query, const float* product
 #if GLM5_LEVEL >= 5
 // 32 keys, rows `stride` bytes apart.
 inline void index_products(const IndexQuery& query, const bf16* const* keys, int64_t stride, float* products) {
-  const WeightRows w[2] = {{reinterpret_cast<const char*>(keys[0]), stride, nullptr, query.steps},
-                           {reinterpret_cast<const char*>(keys[16]), stride, nullptr, query.steps}};
+  const TileRows w[2] = {{reinterpret_cast<const char*>(keys[0]), stride, query.steps, nullptr},
+                         {reinterpret_cast<const char*>(keys[16]), stride, query.steps, nullptr}};
   for (int64_t b = 0; b < query.blocks; b += 2) {
     const bool two = b + 1 < query.blocks;
     const uint32_t* q[2] = {query.q + b * query.steps * 256, query.q + (b + 1) * query.steps * 256};
