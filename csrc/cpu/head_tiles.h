@@ -65,7 +65,7 @@ inline void gemm_heads(const T* x, const T* w, int64_t tokens, int64_t heads, in
 
 // Tokens are taken in chunks whose scratch rows of `row_bytes` fit.
 GLM5_INLINE int64_t projection_chunk(int64_t tokens, int64_t row_bytes) {
-  const int64_t chunk = (int64_t{16} << 20) / (row_bytes + 1) + 1;
+  const int64_t chunk = (int64_t{8} << 20) / (row_bytes + 1) + 1;
   return chunk < tokens ? chunk : tokens;
 }
 

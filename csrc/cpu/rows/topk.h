@@ -188,7 +188,7 @@ void select_tokens(const TopkArguments& a, const Cache& cache, int64_t t0, int64
 template <class T, class Cache>
 void topk_typed(const TopkArguments& a, const Cache& cache) {
   // Memory for scores stays with the thread, so it is kept below what the caller allows: enough for the threads.
-  constexpr int64_t kEnough = int64_t{1} << 24;
+  constexpr int64_t kEnough = int64_t{1} << 23;
   const int64_t tokens = a.iq.dim(0), stride = (a.longest + kIndexPanel - 1) / kIndexPanel * kIndexPanel;
   const int64_t bytes = a.workspace_bytes < kEnough ? a.workspace_bytes : kEnough;
   int64_t block = bytes / 4 / (stride + 1);

@@ -70,12 +70,15 @@ class LatentAttention(nn.Module):
         w_uk, w_uv = self._absorbed_weights()
         q_THL, q_latent_TQ, kv, format = self._project(hidden_TN, w_uk, context)
         state = self.indexer(hidden_TN, q_latent_TQ, self.layer, context) if self._needs_indexer(context) else None
+        del q_latent_TQ  # a long prompt's memory peaks in attention: what is done with goes before
         where = (batch.block_table, batch.request_ids)
         if context.selection == "dense":
             out_THC, lse_TH = ops.flash_mla(q_THL, kv, *where, batch.kv_lens, s.scale, s.latent, format)
             chosen = None
         else:
             chosen = self._select(state, context)
+            if not context.collect_kl:
+                state = None
             out_THC, lse_TH = ops.sparse_flash_attention(q_THL, kv, *where, chosen, s.scale, s.latent, format)
         if context.collect_kl and state is not None:
             context.kl[self.layer] = ops.indexer_kl(
