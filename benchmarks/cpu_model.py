@@ -184,7 +184,8 @@ def main() -> None:
         lines = [machine_line(machine), "", markdown_table(head, table), "", *(f"- {note}" for note in notes)]
         options.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
     if options.json:
-        found = [vars(p) for p in programs]
+        # Where a program lies is this machine's business.
+        found = [{name: value for name, value in vars(p).items() if name != "python"} for p in programs]
         save_json(options.json, {"machine": machine, "config": CONFIG.to_dict(), "programs": found})
 
 
