@@ -123,7 +123,8 @@ int thread_limit() {
 }
 
 // A decode step is hundreds of jobs some microseconds apart: a thread that has just worked looks for the next one this
-// many times before it sleeps (about 20 us). An idle pool costs nothing.
+// many times before it sleeps (how long a look takes is the processor's: microseconds to tens of them in all). An idle
+// pool costs nothing.
 constexpr int kLooks = 400;
 
 void pause() {
