@@ -19,15 +19,7 @@ GLM5_INLINE int64_t groups_of(int64_t n) {
 // The int8 scale of n values.
 template <class T>
 GLM5_INLINE float int8_scale(const T* x, int64_t n) {
-  u32v most{};  // magnitudes ordered as integers, so that NaN is the largest
-  for_lanes(n, [&](int64_t i, auto lanes) __attribute__((always_inline)) {
-    const u32v magnitude = (u32v)load(x + i, lanes) & 0x7fffffffu;
-    most = magnitude > most ? magnitude : most;
-  });
-  uint32_t top = 0;
-  for (int i = 0; i < kLanes; ++i) top = most[i] > top ? most[i] : top;
-  float amax;
-  std::memcpy(&amax, &top, sizeof amax);
+  const float amax = largest_magnitude(x, n);
   return (amax < 1e-8f ? 1e-8f : amax) / 127.0f;
 }
 

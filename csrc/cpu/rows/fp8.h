@@ -89,10 +89,10 @@ GLM5_INLINE u8v to_fp8(f32v v) {
   return narrow_to_bytes(sign | code);
 }
 
-// Codes of n values that share a scale, which is returned: max(largest magnitude, 1e-4) / 448.
+// The largest |x| of n values; NaN when one is: magnitudes are compared as integers, where NaN is the largest.
 template <class T>
-GLM5_INLINE float quantise_fp8(const T* x, int64_t n, uint8_t* codes) {
-  u32v most{};  // magnitudes ordered as integers, so that NaN is the largest
+GLM5_INLINE float largest_magnitude(const T* x, int64_t n) {
+  u32v most{};
   for_lanes(n, [&](int64_t i, auto lanes) __attribute__((always_inline)) {
     const u32v magnitude = (u32v)load(x + i, lanes) & 0x7fffffffu;
     most = magnitude > most ? magnitude : most;
@@ -101,6 +101,13 @@ GLM5_INLINE float quantise_fp8(const T* x, int64_t n, uint8_t* codes) {
   for (int i = 0; i < kLanes; ++i) top = most[i] > top ? most[i] : top;
   float amax;
   std::memcpy(&amax, &top, sizeof amax);
+  return amax;
+}
+
+// Codes of n values that share a scale, which is returned: max(largest magnitude, 1e-4) / 448.
+template <class T>
+GLM5_INLINE float quantise_fp8(const T* x, int64_t n, uint8_t* codes) {
+  const float amax = largest_magnitude(x, n);
   const float scale = (amax < kFp8SmallestAmax ? kFp8SmallestAmax : amax) / kFp8Max;
   const f32v divisor = broadcast(scale);
   for_lanes(n, [&](int64_t i, auto lanes) __attribute__((always_inline)) {
