@@ -1,0 +1,8 @@
+"""Serving: an engine for continuous batches, and the servers around it."""
+
+from __future__ import annotations
+
+from glm5sdk.serve.outputs import CompletionOutput, Delta, RequestOutput, TokenLogprob
+from glm5sdk.serve.params import SamplingParams, StructuredOutput
+
+__all__ = ["CompletionOutput", "Delta", "RequestOutput", "SamplingParams", "StructuredOutput", "TokenLogprob"]

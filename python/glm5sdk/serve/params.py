@@ -1,0 +1,149 @@
+"""SamplingParams: how one request is to be continued, under the names that vLLM's users know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from glm5sdk.core.errors import ContractError
+from glm5sdk.registry.contract_scalars import as_float, as_int
+
+__all__ = ["MAX_LOGPROBS", "SamplingParams", "StructuredOutput"]
+
+MAX_LOGPROBS = 20
+MAX_SEQUENCES = 128
+MAX_STOPS = 64
+COLDEST, HOTTEST = 1e-5, 1e5
+
+
+@dataclass(frozen=True)
+class StructuredOutput:
+    """What the text must match.
+
+    Attributes:
+        kind: the grammar's form.
+        value: a JSON schema (a dict), a regular expression, a Lark grammar, a list of choices; None for "json_object".
+    """
+
+    kind: Literal["json_schema", "json_object", "regex", "grammar", "choice"]
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to continue a prompt. Checked when made: a wrong value never reaches the engine.
+
+    Attributes:
+        n: independent continuations of the prompt; continuation i draws with seed + i.
+        temperature: 0 is greedy, else 1e-5 to 1e5.
+        top_p: nucleus in (0, 1]; 1 keeps all.
+        top_k: sample among so many best tokens; 0 or -1 keeps all.
+        min_p: smallest probability relative to the best, in [0, 1].
+        seed: of the draws, 64 bits; None draws one, which the output reports.
+        max_tokens: new tokens at most; None goes on to the model's longest length.
+        min_tokens: stop tokens and stop strings do not count before so many tokens.
+        stop: texts that end the continuation.
+        stop_token_ids: tokens that end it, beside the model's own.
+        include_stop_str_in_output: keep the stop text in the output.
+        ignore_eos: the model's own stop tokens do not end it.
+        skip_special_tokens: leave special tokens out of the text.
+        logprobs: also report so many best tokens beside each drawn one (0: the drawn one alone); None reports none.
+        prompt_logprobs: the same for the tokens of the prompt.
+        presence_penalty: taken from the logit of each token generated before, -2 to 2.
+        frequency_penalty: the same times how often it was generated, -2 to 2.
+        repetition_penalty: divides positive and multiplies negative logits of tokens seen, prompt included; over 0.
+        logit_bias: token id -> what is added to its logit, -100 to 100.
+        structured: what the text must match.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: Sequence[str] | str = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    structured: StructuredOutput | None = None
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("n", 1, MAX_SEQUENCES), ("top_k", -1, 2**31 - 1), ("min_tokens", 0, 2**31 - 1)):
+            object.__setattr__(self, name, _int_in(name, getattr(self, name), low, high))
+        for name, low, high in (("seed", -(2**63), 2**63 - 1 - MAX_SEQUENCES), ("max_tokens", 1, 2**31 - 1),
+                                ("logprobs", 0, MAX_LOGPROBS), ("prompt_logprobs", 0, MAX_LOGPROBS)):  # fmt: skip
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _int_in(name, getattr(self, name), low, high))
+        temperature = as_float("sampling params", "temperature", self.temperature)
+        if temperature != 0.0 and not COLDEST <= temperature <= HOTTEST:
+            raise ContractError(
+                f"sampling params: temperature is {temperature}, needs 0 (greedy) or {COLDEST} to {HOTTEST}"
+            )
+        for name, low, high in (("min_p", 0.0, 1.0), ("presence_penalty", -2.0, 2.0), ("frequency_penalty", -2.0, 2.0)):
+            _float_in(name, getattr(self, name), low, high)
+        if not 0.0 < as_float("sampling params", "top_p", self.top_p) <= 1.0:
+            raise ContractError(f"sampling params: top_p is {self.top_p}, needs a number in (0, 1]")
+        if not 0.0 < as_float("sampling params", "repetition_penalty", self.repetition_penalty) <= 100.0:
+            raise ContractError(
+                f"sampling params: repetition_penalty is {self.repetition_penalty}, needs a number in (0, 100]"
+            )
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ContractError(
+                f"sampling params: min_tokens is {self.min_tokens}, needs at most max_tokens {self.max_tokens}"
+            )
+        object.__setattr__(self, "stop", _stops(self.stop))
+        ids = tuple(_int_in("stop_token_ids", i, 0, 2**31 - 1) for i in self.stop_token_ids)
+        object.__setattr__(self, "stop_token_ids", ids)
+        bias = {
+            _int_in("logit_bias", int(k) if isinstance(k, str) and k.isdecimal() else k, 0, 2**31 - 1): _float_in(
+                "logit_bias", v, -100.0, 100.0
+            )
+            for k, v in self.logit_bias.items()
+        }
+        object.__setattr__(self, "logit_bias", bias)
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether anything but the sampler's own filters stands between logits and draw."""
+        return bool(
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1.0
+            or self.logit_bias
+            or self.structured is not None
+            or self.min_tokens
+        )
+
+
+def _int_in(name: str, value: Any, low: int, high: int) -> int:
+    number = as_int("sampling params", name, value)
+    if not low <= number <= high:
+        raise ContractError(f"sampling params: {name} is {number}, needs {low} to {high}")
+    return number
+
+
+def _float_in(name: str, value: Any, low: float, high: float) -> float:
+    number = as_float("sampling params", name, value)
+    if not low <= number <= high:
+        raise ContractError(f"sampling params: {name} is {number}, needs {low} to {high}")
+    return number
+
+
+def _stops(stop: Any) -> tuple[str, ...]:
+    texts = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if bad := [t for t in texts if not isinstance(t, str) or not t]:
+        raise ContractError(f"sampling params: stop holds {bad[0]!r}, needs texts that are not empty")
+    if len(texts) > MAX_STOPS:
+        raise ContractError(f"sampling params: stop holds {len(texts)} texts, needs at most {MAX_STOPS}")
+    return texts
