@@ -13,7 +13,7 @@ from glm5sdk.nn.token_batch import TokenBatch
 from glm5sdk.registry.contract_scalars import as_int
 from glm5sdk.registry.formats import cache_shape, is_byte_format
 
-__all__ = ["CacheSizes", "LatentCache"]
+__all__ = ["CachePools", "CacheSizes", "LatentCache"]
 
 
 class CacheSizes(NamedTuple):
@@ -26,7 +26,80 @@ class CacheSizes(NamedTuple):
     dtype: torch.dtype
 
 
-class LatentCache:
+class CachePools:
+    """Pools of pages, one page id for all: a page is a page in every layer's KV pool and in every index pool alike.
+
+    Attributes:
+        kv: by layer, KV rows in the shape of the format.
+        index: by layer, index keys, None where a layer keeps none.
+        kv_format, index_format, page_size, num_pages: as given.
+        made_for: what a model must agree on.
+
+    Args:
+        num_pages: pages.
+        page_size: tokens a page.
+        sizes: of the rows.
+        device: where the pools live.
+        kv_format, index_format: see docs/ops.md, Caches.
+
+    Raises:
+        CapacityError: the pools do not fit into memory, or their rows into 31 bits.
+    """
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        sizes: CacheSizes,
+        device: torch.device | str,
+        kv_format: str = "plain",
+        index_format: str = "plain",
+    ) -> None:
+        for name, value in (("num_pages", num_pages), ("page_size", page_size)):
+            if as_int("cache", name, value) < 1:
+                raise ContractError(f"cache: {name} is {value}, needs at least 1")
+        self.num_pages, self.page_size = num_pages, page_size
+        self.kv_format, self.index_format = kv_format, index_format
+        self.made_for = sizes
+        if num_pages * page_size >= 2**31:
+            raise CapacityError(
+                f"cache: {num_pages} pages of {page_size} tokens are {num_pages * page_size} rows, "
+                "needs fewer than 2147483648"
+            )
+        kv_shape = cache_shape("kv_cache", kv_format, num_pages, page_size, sizes.latent, sizes.rope)
+        index_shape = cache_shape("index_cache", index_format, num_pages, page_size, sizes.index_dim)
+        kv_dtype = torch.uint8 if is_byte_format(kv_format) else sizes.dtype
+        index_dtype = torch.uint8 if is_byte_format(index_format) else sizes.dtype
+        try:
+            self.kv = [torch.zeros(kv_shape, dtype=kv_dtype, device=device) for _ in sizes.index_layers]
+            self.index: list[Tensor | None] = [
+                torch.zeros(index_shape, dtype=index_dtype, device=device) if owns else None
+                for owns in sizes.index_layers
+            ]
+        except RuntimeError as error:  # torch's word for no memory, the accelerators' OutOfMemoryError included
+            raise CapacityError(
+                f"cache: {num_pages} pages of {page_size} tokens do not fit into memory, "
+                f"needs fewer: {str(error).splitlines()[0]}"
+            ) from error
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page in all pools together."""
+        return sum(pool[0].nbytes for pool in self.pools())
+
+    def pools(self) -> list[Tensor]:
+        """Every pool [num_pages, ...]: KV of all layers, then index keys of the layers that keep some."""
+        return [*self.kv, *(pool for pool in self.index if pool is not None)]
+
+    def copy_pages(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """Copy whole pages inside every pool; no target may also be a source."""
+        if not source:
+            return
+        for pool in self.pools():
+            pool[list(target)] = pool[list(source)]
+
+
+class LatentCache(CachePools):
     """Pools of pages for a fixed set of requests; a KV row and its index row live and die together.
 
     Args:
@@ -57,33 +130,13 @@ class LatentCache:
         for name, value in (("batch_size", batch_size), ("max_seq_len", max_seq_len), ("page_size", page_size)):
             if as_int("cache", name, value) < 1:
                 raise ContractError(f"cache: {name} is {value}, needs at least 1")
-        self.batch_size, self.max_seq_len, self.page_size = batch_size, max_seq_len, page_size
-        self.kv_format, self.index_format = kv_format, index_format
-        self.made_for = CacheSizes(latent, rope, index_dim, tuple(index_layers), dtype)
         pages_each = -(-max_seq_len // page_size)
-        pages = batch_size * pages_each
-        if pages * page_size >= 2**31:
-            raise CapacityError(
-                f"cache: {batch_size} requests of {max_seq_len} tokens are {pages * page_size} rows, "
-                "needs fewer than 2147483648"
-            )
-        table = torch.arange(pages, dtype=torch.int32).view(batch_size, pages_each)
+        sizes = CacheSizes(latent, rope, index_dim, tuple(index_layers), dtype)
+        super().__init__(batch_size * pages_each, page_size, sizes, device, kv_format, index_format)
+        self.batch_size, self.max_seq_len = batch_size, max_seq_len
+        table = torch.arange(self.num_pages, dtype=torch.int32).view(batch_size, pages_each)
         self.block_table = table.to(device)
         self.lengths = [0] * batch_size
-        kv_shape = cache_shape("kv_cache", kv_format, pages, page_size, latent, rope)
-        index_shape = cache_shape("index_cache", index_format, pages, page_size, index_dim)
-        kv_dtype = torch.uint8 if is_byte_format(kv_format) else dtype
-        index_dtype = torch.uint8 if is_byte_format(index_format) else dtype
-        try:
-            self.kv = [torch.zeros(kv_shape, dtype=kv_dtype, device=device) for _ in index_layers]
-            self.index: list[Tensor | None] = [
-                torch.zeros(index_shape, dtype=index_dtype, device=device) if owns else None for owns in index_layers
-            ]
-        except RuntimeError as error:  # torch's word for no memory, the accelerators' OutOfMemoryError included
-            raise CapacityError(
-                f"cache: {batch_size} requests of {max_seq_len} tokens do not fit into memory, "
-                f"need fewer or shorter ones: {str(error).splitlines()[0]}"
-            ) from error
 
     @property
     def device(self) -> torch.device:
@@ -121,7 +174,7 @@ class LatentCache:
         self.kv = [pool[pages] for pool in self.kv]
         self.index = [None if pool is None else pool[pages] for pool in self.index]
         self.lengths = [self.lengths[r] for r in requests]
-        self.batch_size = len(requests)
+        self.batch_size, self.num_pages = len(requests), len(pages)
         table = torch.arange(len(pages), dtype=torch.int32, device=self.device)
         self.block_table = table.view(self.batch_size, -1)
 

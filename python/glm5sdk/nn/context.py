@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from glm5sdk.nn.cache import LatentCache
+from glm5sdk.nn.cache import CachePools
 from glm5sdk.nn.token_batch import TokenBatch
 
 __all__ = ["ForwardContext", "Selection"]
@@ -34,7 +34,7 @@ class ForwardContext:
 
     batch: TokenBatch
     cos_sin: Tensor
-    cache: LatentCache | None = None
+    cache: CachePools | None = None
     selection: Selection = "indexer"
     collect_kl: bool = False
     indices: Tensor | None = None

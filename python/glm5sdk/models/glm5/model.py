@@ -15,7 +15,7 @@ from glm5sdk.core.errors import ContractError
 from glm5sdk.models.glm5.config import Glm5Config
 from glm5sdk.models.glm5.decoder import Glm5Model, MtpLayer
 from glm5sdk.models.glm5.padding import RaggedRows, flatten_padding
-from glm5sdk.nn.cache import CacheSizes, LatentCache
+from glm5sdk.nn.cache import CachePools, CacheSizes, LatentCache
 from glm5sdk.nn.context import ForwardContext, Selection
 from glm5sdk.nn.layers import Linear
 from glm5sdk.nn.quantised import weight_kinds
@@ -182,8 +182,15 @@ class Glm5ForCausalLM(nn.Module):
             kv_format: "plain" (activation dtype) or "fp8_ds_mla".
             index_format: "plain" or "fp8".
         """
-        sizes = self._cache_sizes()
+        sizes = self.cache_sizes()
         return LatentCache(batch_size, max_seq_len, page_size, *sizes, self.device, kv_format, index_format)
+
+    def cache_sizes(self, with_mtp: bool = True) -> CacheSizes:
+        """What the rows of a cache for this model are; without the MTP layer's if they are not wanted."""
+        c = self.config
+        layers = range(c.num_layers if with_mtp else c.num_hidden_layers)
+        owns_index = tuple(c.has_indexer(layer) for layer in layers)
+        return CacheSizes(c.kv_lora_rank, c.qk_rope_head_dim, c.index_head_dim, owns_index, self.dtype)
 
     def generate(
         self,
@@ -206,7 +213,7 @@ class Glm5ForCausalLM(nn.Module):
     def context(
         self,
         batch: TokenBatch,
-        cache: LatentCache | None = None,
+        cache: CachePools | None = None,
         collect_kl: bool = False,
         trace: Callable[[str, Any], None] | None = None,
     ) -> ForwardContext:
@@ -225,16 +232,11 @@ class Glm5ForCausalLM(nn.Module):
         cache.advance(rows.lengths)
         return hidden_TN
 
-    def _cache_sizes(self) -> CacheSizes:
-        c = self.config
-        owns_index = tuple(c.has_indexer(layer) for layer in range(c.num_layers))
-        return CacheSizes(c.kv_lora_rank, c.qk_rope_head_dim, c.index_head_dim, owns_index, self.dtype)
-
     def _check_cache(self, cache: LatentCache, batch: int) -> None:
         """Before the first layer: a later one would find its rows do not fit when earlier ones have been written."""
         if not isinstance(cache, LatentCache):
             raise ContractError(f"model: cache is {type(cache).__name__}, needs one from make_cache")
-        for name, got, want in zip(CacheSizes._fields, cache.made_for, self._cache_sizes(), strict=True):
+        for name, got, want in zip(CacheSizes._fields, cache.made_for, self.cache_sizes(), strict=True):
             if got != want:
                 raise ContractError(
                     f"model: the cache's {name} is {got}, needs this model's {want}; "
