@@ -1,0 +1,412 @@
+"""Engine: requests in, steps, deltas out. Synchronous and single-threaded; `LLM` and `AsyncEngine` drive it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence as Many
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from glm5sdk.core.errors import CapacityError, ContractError
+from glm5sdk.core.log import get_logger
+from glm5sdk.nn.cache import CachePools
+from glm5sdk.serve.admission import AdmissionPolicy, FirstCome
+from glm5sdk.serve.config import EngineConfig
+from glm5sdk.serve.detokenize import TextStream
+from glm5sdk.serve.drafter import Drafter
+from glm5sdk.serve.executor import InlineExecutor, ThreadExecutor
+from glm5sdk.serve.interface import EngineInfo, EngineStats, OverloadedError
+from glm5sdk.serve.logits import needs_last_token
+from glm5sdk.serve.outputs import Delta
+from glm5sdk.serve.pages import PagePool
+from glm5sdk.serve.params import SamplingParams
+from glm5sdk.serve.policy import DecodeFirst, SchedulingPolicy
+from glm5sdk.serve.prefix_cache import RadixCache
+from glm5sdk.serve.runner import ModelRunner
+from glm5sdk.serve.scheduler import Scheduler
+from glm5sdk.serve.sequence import Sequence
+from glm5sdk.serve.step import Drawn, Step
+
+if TYPE_CHECKING:
+    from glm5sdk.models.glm5.model import Glm5ForCausalLM
+    from glm5sdk.text.tokenizer import Tokenizer
+
+__all__ = ["Engine"]
+
+_log = get_logger("serve")
+IDLE_SECONDS = 0.01  # between two looks at a queue that cannot move
+
+
+class Engine:
+    """Continuous batching over a paged cache.
+
+    `add` requests, call `step` until nothing is left, read the deltas. What a request gets depends on its prompt, its
+    parameters and its weights alone: not on the batch, the chunks, the pages, the prefix cache, preemption or drafts.
+
+    Args:
+        model: in eval mode; the engine is the only one to run it.
+        tokenizer: for text and stop strings; None gives token ids alone.
+        config: sizes and switches.
+        admission: the queue; by default first come, first served within a priority.
+        policy: the scheduler's choices.
+        clock: seconds, monotonic.
+
+    Raises:
+        ContractError: the config does not fit the model.
+        CapacityError: the cache does not fit into memory.
+    """
+
+    def __init__(
+        self,
+        model: Glm5ForCausalLM,
+        tokenizer: Tokenizer | None = None,
+        config: EngineConfig | None = None,
+        *,
+        admission: AdmissionPolicy | None = None,
+        policy: SchedulingPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.model, self.tokenizer, self.clock = model.eval(), tokenizer, clock
+        self.config = c = config or EngineConfig()
+        self.max_model_len = _longest(model, c)
+        speculates = c.speculative_tokens > 0
+        sizes = model.cache_sizes(with_mtp=speculates)
+        self.pools = CachePools(_pages(model, c, self.max_model_len), c.page_size, sizes, model.device, *c.formats)
+        self.pages = PagePool(self.pools.num_pages)
+        cache = RadixCache(self.pages, c.page_size, lookahead=int(speculates)) if c.enable_prefix_caching else None
+        drafter = None
+        if speculates:
+            share = model.config.index_share_for_mtp_iteration if c.share_draft_indices is None else c.share_draft_indices
+            drafter = Drafter(model, self.pools, c.speculative_tokens, bool(share))
+        self.runner = ModelRunner(model, self.pools, drafter)
+        self.scheduler = Scheduler(
+            c, self.pages, cache, admission or FirstCome(), policy or DecodeFirst(), model.device
+        )
+        self._executor = ThreadExecutor(self.runner.run) if c.async_scheduling else InlineExecutor(self.runner.run)
+        self._flying: tuple[Step, Future[list[Drawn]]] | None = None
+        self._alive: dict[str, list[Sequence]] = {}
+        self._deltas: list[Delta] = []
+        self._totals = EngineStats()
+        self.stop_ids = frozenset(model.config.eos_token_id) | frozenset(tokenizer.stop_ids if tokenizer else ())
+        self.weight_version = ""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What does not change while it lives."""
+        c = self.config
+        return EngineInfo(
+            self.max_model_len, self.model.config.vocab_size, c.page_size, self.pages.total, tuple(sorted(self.stop_ids)),
+            c.max_num_seqs, str(self.model.device), str(self.model.dtype).removeprefix("torch."), c.kv_cache_dtype,
+            c.speculative_tokens,
+        )  # fmt: skip
+
+    def add(
+        self,
+        request_id: str,
+        prompt_token_ids: Many[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        adapter: str | None = None,
+    ) -> None:
+        """Queue a request.
+
+        Args:
+            request_id: unique among the requests alive.
+            prompt_token_ids: at least one token.
+            params: how to continue it.
+            priority: lower goes first.
+            cache_salt: prefixes are shared under equal salts only.
+            adapter: name of a loaded adapter.
+
+        Raises:
+            ContractError, CapacityError: it can never run. OverloadedError: the queue is full. Nothing was queued.
+        """
+        tokens = self._checked(request_id, prompt_token_ids, params)
+        if adapter is not None:
+            raise ContractError(f"engine: adapter is {adapter!r}, needs the name of a loaded adapter")
+        self._check_queue(len(tokens), params.n)
+        limit = self.max_model_len
+        if params.max_tokens is not None:
+            limit = min(limit, len(tokens) + params.max_tokens)
+        stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.stop_ids)
+        now = self.clock()
+        seed = secrets.randbits(62) if params.seed is None else params.seed
+        sequences = [
+            Sequence(
+                request_id=request_id,
+                index=index,
+                tokens=list(tokens),
+                params=params if index == 0 else replace(params, prompt_logprobs=None),
+                seed=seed + index,
+                stop_ids=stops,
+                limit=limit,
+                namespace=cache_salt,
+                text=TextStream(
+                    self.tokenizer,
+                    tuple(params.stop),
+                    params.include_stop_str_in_output,
+                    params.skip_special_tokens,
+                    params.min_tokens,
+                ),
+                priority=priority,
+                arrival=now,
+                weight_version=self.weight_version,
+            )
+            for index in range(params.n)
+        ]
+        for done, sequence in enumerate(sequences):
+            try:
+                self.scheduler.add(sequence, now)
+            except OverloadedError:
+                for queued in sequences[:done]:
+                    self.scheduler.remove(queued)
+                self._totals.rejected += 1
+                raise
+        self._alive[request_id] = sequences
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now: its pages are free when this returns. False when there is none of that name."""
+        sequences = self._alive.pop(request_id, None)
+        if sequences is None:
+            return False
+        for sequence in sequences:
+            if not sequence.finished:
+                sequence.finish("abort")
+                self.scheduler.remove(sequence)
+                self._deltas.append(sequence.delta(finish_reason="abort"))
+        self._totals.aborted += 1
+        return True
+
+    def has_work(self) -> bool:
+        """Whether a call of `step` may do or report something."""
+        return bool(self._alive or self._flying or self._deltas)
+
+    def knows(self, request_id: str) -> bool:
+        """Whether a request is alive: its last delta has not been handed out."""
+        return request_id in self._alive or any(d.request_id == request_id for d in self._deltas)
+
+    def wait(self) -> None:
+        """Sleep, when nothing runs, until the queue may let something through."""
+        if self._flying is None:
+            deadline = self.scheduler.admission.next_deadline(self.clock())
+            rest = IDLE_SECONDS if deadline is None else deadline - self.clock()
+            time.sleep(min(max(rest, 0.0), IDLE_SECONDS))
+
+    def step(self) -> list[Delta]:
+        """Finish one step, begin the next, and return what sequences gained.
+
+        With async scheduling the next step is begun before the last one's draws are looked at; where that is not
+        possible (drafts, penalties, grammars), before their text is made.
+
+        Returns:
+            Deltas; empty when nothing could run now.
+        """
+        if self._flying is None:
+            self._begin(ahead=False)
+        flying, self._flying = self._flying, None
+        if flying is not None:
+            if self._may_run_ahead():
+                self._begin(ahead=True)
+            self._finish(*flying)
+            if self._flying is None and self.config.async_scheduling:
+                self._begin(ahead=False)
+        for sequences in list(self._alive.values()):
+            for sequence in sequences:
+                self._emit(sequence)
+        self._alive = {k: s for k, s in self._alive.items() if not all(x.finished for x in s)}
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def drain(self) -> None:
+        """Wait for the step in flight, so that weights, pages and tables may change. Its draws are kept."""
+        if self._flying is not None:
+            flying, self._flying = self._flying, None
+            self._finish(*flying)
+
+    def stats(self) -> EngineStats:
+        """Numbers of this moment."""
+        s, cache = self.scheduler, self.scheduler.cache
+        cached = cache.evictable_pages if cache is not None else 0
+        return replace(
+            self._totals, running=len(s.running), waiting=s.waiting(), waiting_tokens=s.waiting_tokens(),
+            pages_total=self.pages.total, pages_free=self.pages.free + cached, pages_cached=cached,
+            preempted=s.preempted, weight_version=self.weight_version, extra={},
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Abort what is left and end the engine's thread."""
+        for request_id in list(self._alive):
+            self.abort(request_id)
+        self.drain()
+        self._executor.close()
+
+    def _begin(self, ahead: bool) -> None:
+        step = self.scheduler.plan(self.clock(), ahead)
+        if step is not None:
+            self._flying = step, self._executor.submit(step)
+
+    def _may_run_ahead(self) -> bool:
+        return self.config.async_scheduling and not self.config.speculative_tokens
+
+    def _finish(self, step: Step, future: Future[list[Drawn]]) -> None:
+        """Take in what a step computed."""
+        try:
+            results = future.result()
+        except Exception as error:
+            _log.exception("a step failed; its requests end with an error")
+            for work in step.works:
+                self._fail(work.sequence, f"{type(error).__name__}: {error}")
+            self.scheduler.settle()
+            return
+        self.scheduler.settle()
+        self._totals.steps += 1
+        for work, drawn in zip(step.works, results, strict=True):
+            sequence = work.sequence
+            sequence.ahead -= bool(work.draws)
+            if sequence.finished:
+                continue
+            rejected = work.draws - len(drawn.tokens)
+            if work.epoch == sequence.epoch:
+                sequence.planned -= rejected
+                sequence.computed = work.start + work.count - rejected
+                sequence.drafts = drawn.drafts
+            self._totals.drafted_tokens += drawn.proposed
+            self._totals.accepted_tokens += max(0, len(drawn.tokens) - 1)
+            if work.prompt_logprobs:
+                if work.start == 0:
+                    sequence.prompt_logprobs = [None]
+                sequence.prompt_logprobs += drawn.prompt_logprobs
+            self._append(sequence, drawn)
+            if not sequence.finished and drawn.tokens and sequence.generated == len(drawn.tokens):
+                self.scheduler.share_prefix(sequence, whole_pages=True)
+
+    def _append(self, sequence: Sequence, drawn: Drawn) -> None:
+        """New tokens, up to the first that ends the sequence."""
+        for place, token in enumerate(drawn.tokens):
+            sequence.tokens.append(token)
+            sequence.counts[token] = sequence.counts.get(token, 0) + 1
+            if drawn.logprobs:
+                sequence.logprobs.append(drawn.logprobs[place])
+            if sequence.guide is not None:
+                sequence.guide.accept(token)
+            if token in sequence.stop_ids and sequence.generated > sequence.params.min_tokens:
+                own = token in sequence.params.stop_token_ids
+                sequence.finish("stop", token if own else None)
+            elif len(sequence.tokens) >= sequence.limit:
+                sequence.finish("length")
+            if sequence.finished:
+                self.scheduler.remove(sequence)
+                return
+
+    def _emit(self, sequence: Sequence) -> None:
+        """Text of new tokens; a stop string may end the sequence here."""
+        new = sequence.tokens[sequence.emitted :]
+        if not new or sequence.finish_reason in ("abort", "error"):
+            return
+        ended_by_token = sequence.finish_reason == "stop" and new[-1] in sequence.stop_ids
+        text, hit, used = sequence.text.push(new[:-1] if ended_by_token else new)
+        if hit is not None:
+            self._cut(sequence, sequence.emitted + used, hit)
+            new = new[:used]
+        elif sequence.finished:
+            text += sequence.text.finish()
+        sequence.emitted += len(new)
+        delta = sequence.delta(token_ids=new, text=text, finish_reason=sequence.finish_reason)
+        delta.stop_reason = sequence.stop_reason
+        if sequence.params.logprobs is not None:
+            delta.logprobs, sequence.logprobs = sequence.logprobs[: len(new)], []
+        if sequence.prompt_logprobs:
+            delta.prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs, []
+        self._count(sequence, delta)
+        self._deltas.append(delta)
+
+    def _cut(self, sequence: Sequence, length: int, hit: str) -> None:
+        """End a sequence at a stop string, in whose last token or behind it others may have been drawn already."""
+        was_finished = sequence.finished
+        del sequence.tokens[length:]
+        sequence.finish_reason, sequence.stop_reason = "stop", hit
+        if not was_finished:
+            self.scheduler.remove(sequence)
+
+    def _count(self, sequence: Sequence, delta: Delta) -> None:
+        if sequence.emitted == sequence.prompt_len + len(delta.token_ids):
+            self._totals.prompt_tokens += sequence.prompt_len
+            self._totals.cached_tokens += sequence.cached or 0
+        self._totals.generated_tokens += len(delta.token_ids)
+        if delta.finish_reason and all(s.finished for s in self._alive[sequence.request_id]):
+            self._totals.finished += 1
+
+    def _fail(self, sequence: Sequence, message: str) -> None:
+        if not sequence.finished:
+            sequence.finish("error", error=message)
+            self.scheduler.remove(sequence)
+            self._deltas.append(sequence.delta(finish_reason="error", error=message))
+
+    def _checked(self, request_id: str, prompt: Many[int], params: SamplingParams) -> list[int]:
+        if request_id in self._alive:
+            raise ContractError(f"engine: request_id is {request_id!r}, needs one that no request alive has")
+        if isinstance(prompt, (str, bytes)):
+            raise ContractError(f"engine: prompt_token_ids is {type(prompt).__name__}, needs token ids")
+        tokens = [t if type(t) is int else _token(t) for t in prompt]
+        vocab = self.model.config.vocab_size
+        if not tokens:
+            raise ContractError("engine: the prompt is empty, needs at least one token")
+        if min(tokens) < 0 or max(tokens) >= vocab:
+            bad = next(t for t in tokens if not 0 <= t < vocab)
+            raise ContractError(f"engine: a prompt token is {bad}, needs 0 to {vocab - 1}")
+        if bad_bias := [t for t in params.logit_bias if t >= vocab]:
+            raise ContractError(f"engine: logit_bias names token {bad_bias[0]}, needs 0 to {vocab - 1}")
+        if len(tokens) >= self.max_model_len:
+            raise CapacityError(
+                f"engine: the prompt is {len(tokens)} tokens long, needs at most {self.max_model_len - 1}: "
+                f"max_model_len {self.max_model_len} less one token to generate"
+            )
+        longest = min(self.max_model_len, len(tokens) + (params.max_tokens or self.max_model_len))
+        need = -(-(longest + self.config.speculative_tokens) // self.config.page_size)
+        if need > self.pages.total:
+            raise CapacityError(
+                f"engine: prompt and max_tokens are {longest} tokens, which are {need} pages of the cache, "
+                f"needs at most num_pages {self.pages.total}"
+            )
+        return tokens
+
+    def _check_queue(self, tokens: int, count: int) -> None:
+        """Whether so many more sequences may wait."""
+        c, s = self.config, self.scheduler
+        for name, limit, value in (
+            ("max_queued_requests", c.max_queued_requests, s.waiting() + count),
+            ("max_queued_tokens", c.max_queued_tokens, s.waiting_tokens() + tokens * count),
+        ):
+            if limit is not None and value > limit and s.waiting():
+                self._totals.rejected += 1
+                raise OverloadedError(f"engine: {name} would be {value}, needs at most {limit}; try again later", 1.0)
+
+
+def _longest(model: Glm5ForCausalLM, config: EngineConfig) -> int:
+    most = model.config.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > most:
+        raise ContractError(
+            f"engine: max_model_len is {config.max_model_len}, needs at most max_position_embeddings {most}"
+        )
+    return config.max_model_len or most
+
+
+def _pages(model: Glm5ForCausalLM, config: EngineConfig, longest: int) -> int:
+    """Pages of the cache: as told, or for max_num_seqs of the longest sequences as far as cache_bytes go."""
+    if config.num_pages is not None:
+        return config.num_pages
+    each = -(-(longest + config.speculative_tokens) // config.page_size)
+    sizes = model.cache_sizes(with_mtp=config.speculative_tokens > 0)
+    page_bytes = CachePools(1, config.page_size, sizes, "meta", *config.formats).page_bytes
+    return max(1, min(config.max_num_seqs * each, config.cache_bytes // page_bytes))
+
+
+def _token(value: Any) -> int:
+    try:
+        return int(value.__index__())
+    except (AttributeError, TypeError, ValueError):
+        raise ContractError(f"engine: a prompt token is {value!r}, needs an int") from None

@@ -1,0 +1,200 @@
+"""LLM: the engine for programs that have all their prompts at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from glm5sdk.core.errors import ContractError
+from glm5sdk.models.glm5.model import Glm5ForCausalLM
+from glm5sdk.serve.admission import AdmissionPolicy
+from glm5sdk.serve.config import EngineConfig
+from glm5sdk.serve.engine import Engine
+from glm5sdk.serve.outputs import CompletionOutput, Delta, RequestOutput
+from glm5sdk.serve.params import SamplingParams
+from glm5sdk.text.chat import ChatTemplate
+from glm5sdk.text.tokenizer import Tokenizer
+
+__all__ = ["LLM"]
+
+Prompt = str | Sequence[int]
+
+
+class LLM:
+    """Offline generation with continuous batching.
+
+    Args:
+        model: folder of a checkpoint, or a model that is loaded already.
+        dtype: of the activations; see `Glm5ForCausalLM.from_pretrained`.
+        device: where a checkpoint is loaded to.
+        tokenizer: None takes the checkpoint's; a loaded model has none unless it is given.
+        admission: the queue; see glm5sdk.serve.admission.
+        **config: fields of `EngineConfig`, for example kv_cache_dtype, max_num_seqs, enable_prefix_caching or
+            speculative_tokens.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged. ContractError: a setting does not fit.
+        CapacityError: the cache does not fit into memory.
+    """
+
+    def __init__(
+        self,
+        model: str | PathLike[str] | Glm5ForCausalLM,
+        *,
+        dtype: str = "auto",
+        device: str = "cpu",
+        tokenizer: Tokenizer | None = None,
+        admission: AdmissionPolicy | None = None,
+        **config: Any,
+    ) -> None:
+        try:
+            settings = EngineConfig(**config)
+        except TypeError as error:
+            known = ", ".join(EngineConfig.__dataclass_fields__)
+            raise ContractError(f"LLM: {error}, needs settings among: {known}") from None
+        self._template: ChatTemplate | None = None
+        self._folder: Path | None = None
+        if not isinstance(model, Glm5ForCausalLM):
+            self._folder = Path(model)
+            if tokenizer is None and (self._folder / "tokenizer.json").exists():
+                tokenizer = Tokenizer.from_pretrained(self._folder)
+            model = Glm5ForCausalLM.from_pretrained(self._folder, dtype=dtype, device=device)
+        self.tokenizer = tokenizer
+        self.engine = Engine(model, tokenizer, settings, admission=admission)
+        self._names = count()
+
+    @property
+    def model(self) -> Glm5ForCausalLM:
+        """The model; the engine runs it."""
+        return self.engine.model
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str = "",
+        adapter: str | None = None,
+    ) -> list[RequestOutput]:
+        """Continue prompts.
+
+        Args:
+            prompts: texts or token ids; one prompt or several.
+            params: for all, or one for each.
+            cache_salt: prefixes are shared under equal salts only.
+            adapter: name of a loaded adapter.
+
+        Returns:
+            One output a prompt, in order.
+
+        Raises:
+            ContractError, CapacityError: a prompt can never run; nothing was run.
+        """
+        texts = _several(prompts)
+        settings = [params or SamplingParams()] * len(texts) if not isinstance(params, Sequence) else list(params)
+        if len(settings) != len(texts):
+            raise ContractError(f"LLM: params holds {len(settings)} entries, needs one for each of {len(texts)} prompts")
+        tokens = [self._tokens(p) for p in texts]
+        names = [f"llm-{next(self._names)}" for _ in texts]
+        added: list[str] = []
+        try:
+            for name, ids, setting in zip(names, tokens, settings, strict=True):
+                self.engine.add(name, ids, setting, cache_salt=cache_salt, adapter=adapter)
+                added.append(name)
+            finished = self._run(names)
+        except BaseException:
+            for name in added:
+                self.engine.abort(name)
+            raise
+        return [
+            finished[name].output(text if isinstance(text, str) else None, ids)
+            for name, text, ids in zip(names, texts, tokens, strict=True)
+        ]
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> RequestOutput:
+        """Answer a conversation by the checkpoint's chat template; `variables` are the template's."""
+        if self._template is None:
+            if self._folder is None:
+                raise ContractError("LLM: model was given loaded, needs the folder of a checkpoint with a chat template")
+            self._template = ChatTemplate.from_pretrained(self._folder)
+        text = self._template.render(messages, tools=tools, add_generation_prompt=True, **variables)
+        return self.generate(text, params)[0]
+
+    def shutdown(self) -> None:
+        """End the engine; what runs is aborted."""
+        self.engine.close()
+
+    def _tokens(self, prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, str):
+            return list(prompt)
+        if self.tokenizer is None:
+            raise ContractError("LLM: prompt is a text and there is no tokenizer, needs token ids")
+        return self.tokenizer.encode(prompt)
+
+    def _run(self, names: Sequence[str]) -> dict[str, _Collected]:
+        found = {name: _Collected(name) for name in names}
+        while any(self.engine.knows(name) for name in names):
+            deltas = self.engine.step()
+            for delta in deltas:
+                if delta.request_id in found:
+                    found[delta.request_id].add(delta)
+            if not deltas:
+                self.engine.wait()
+        for collected in found.values():
+            collected.raise_error()
+        return found
+
+
+class _Collected:
+    """Deltas of one request, put together."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.outputs: dict[int, CompletionOutput] = {}
+        self.prompt_logprobs: list[Any] | None = None
+        self.cached_tokens = 0
+        self.error: str | None = None
+
+    def add(self, delta: Delta) -> None:
+        """Take in a delta."""
+        out = self.outputs.setdefault(delta.index, CompletionOutput(delta.index))
+        out.text += delta.text
+        out.token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            out.logprobs = [*(out.logprobs or []), *delta.logprobs]
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
+        out.finish_reason, out.stop_reason = delta.finish_reason, delta.stop_reason
+        out.weight_version, out.seed = delta.weight_version, delta.seed
+        self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+        self.error = delta.error or self.error
+
+    def raise_error(self) -> None:
+        if self.error is not None:
+            raise RuntimeError(f"LLM: request {self.name} failed: {self.error}")
+
+    def output(self, prompt: str | None, prompt_token_ids: list[int]) -> RequestOutput:
+        outputs = [self.outputs[index] for index in sorted(self.outputs)]
+        return RequestOutput(
+            self.name, prompt, prompt_token_ids, self.prompt_logprobs, outputs, self.cached_tokens
+        )
+
+
+def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, Sequence):
+        raise ContractError(f"LLM: prompts is {type(prompts).__name__}, needs texts or lists of token ids")
+    if prompts and all(isinstance(p, int) for p in prompts):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]

@@ -1,0 +1,123 @@
+"""ModelRunner: computes steps, one after the other, and nothing else."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from glm5sdk import ops
+from glm5sdk.nn.cache import CachePools
+from glm5sdk.serve.drafter import Drafter
+from glm5sdk.serve.logits import change_logits, needs_last_token
+from glm5sdk.serve.logprobs import token_logprobs
+from glm5sdk.serve.outputs import TokenLogprob
+from glm5sdk.serve.sequence import Sequence
+from glm5sdk.serve.step import Drawn, Group, Step
+
+if TYPE_CHECKING:
+    from glm5sdk.models.glm5.model import Glm5ForCausalLM
+
+__all__ = ["ModelRunner"]
+
+
+class ModelRunner:
+    """Runs steps on a model and the pools of its cache. One thread at a time.
+
+    Args:
+        model: in eval mode.
+        pools: of the cache, the MTP layer's included when a drafter is given.
+        drafter: proposes tokens after each step, or None.
+    """
+
+    def __init__(self, model: Glm5ForCausalLM, pools: CachePools, drafter: Drafter | None = None) -> None:
+        self.model, self.pools, self.drafter = model, pools, drafter
+        self._last: dict[Sequence, int] = {}
+
+    @torch.no_grad()
+    def run(self, step: Step) -> list[Drawn]:
+        """Compute a step; one result a work, in the order of `step.works`."""
+        self.pools.copy_pages([s for s, _ in step.copies], [t for _, t in step.copies])
+        drawn = [result for group in step.groups for result in self._run_group(group)]
+        self._last = {w.sequence: d.tokens[-1] for w, d in zip(step.works, drawn, strict=True) if d.tokens}
+        return drawn
+
+    def _run_group(self, group: Group) -> list[Drawn]:
+        self._fill_in(group)
+        with _active(group.view, self.model):
+            hidden_TN = self.model.hidden_states(group.ids, self.model.context(group.batch, self.pools))
+            results, next_ids = self._draw(group, hidden_TN)
+            self._prompt_logprobs(group, hidden_TN, results)
+            if self.drafter is not None:
+                self.drafter.draft(group, hidden_TN, next_ids, results)
+        return results
+
+    def _fill_in(self, group: Group) -> None:
+        """Put the tokens that the step before drew where this step was made without them."""
+        end = 0
+        for work in group.works:
+            end += work.count
+            if work.ahead:
+                place = end - 1 - len(work.drafts)
+                group.ids[place] = work.ids[place - end + work.count] = self._last[work.sequence]
+
+    def _draw(self, group: Group, hidden_TN: Tensor) -> tuple[list[Drawn], list[list[int]]]:
+        """Results, and for each work the token after each of its rows as far as they count.
+
+        A draft counts iff it equals the target's own draw before it, so the tokens are those of plain decoding.
+        """
+        results = [Drawn(proposed=len(w.drafts)) for w in group.works]
+        draws: list[int] = []
+        logprobs: list[TokenLogprob | None] = []
+        if group.drawers:
+            draws, logprobs = self._sample(group, hidden_TN[group.draw_rows])
+        next_ids: list[list[int]] = []
+        at = 0
+        for work, result in zip(group.works, results, strict=True):
+            mine, beside = draws[at : at + work.draws], logprobs[at : at + work.draws]
+            at += work.draws
+            good = 1
+            while good <= len(work.drafts) and work.drafts[good - 1] == mine[good - 1]:
+                good += 1
+            result.tokens = mine[:good] if mine else []
+            result.logprobs = [p for p in beside[: len(result.tokens)] if p is not None]
+            known = work.ids[1 : work.count - len(work.drafts)]
+            after = [] if work.draws else [work.sequence.tokens[work.start + work.count]]
+            next_ids.append([*known, *after, *result.tokens])
+        return results, next_ids
+
+    def _sample(self, group: Group, hidden_RN: Tensor) -> tuple[list[int], list[TokenLogprob | None]]:
+        logits_RV = self.model.logits(hidden_RN).to(torch.float32)
+        own = [row for row, s in enumerate(group.drawers) if needs_last_token(s)]
+        changed_RV = logits_RV.clone() if own else logits_RV
+        for row in own:
+            change_logits(changed_RV[row], group.drawers[row])
+        ids, _, _ = ops.sample(changed_RV, *group.settings.arguments())
+        draws = ids.tolist()
+        asked = [row for row, s in enumerate(group.drawers) if s.params.logprobs is not None]
+        logprobs: list[TokenLogprob | None] = [None] * len(draws)
+        if asked:
+            tops = [group.drawers[row].params.logprobs or 0 for row in asked]
+            targets = [draws[row] for row in asked]
+            found = token_logprobs(self.model, hidden_RN[asked], targets, tops, logits_RV[asked])
+            for row, entry in zip(asked, found, strict=True):
+                logprobs[row] = entry
+        return draws, logprobs
+
+    def _prompt_logprobs(self, group: Group, hidden_TN: Tensor, results: list[Drawn]) -> None:
+        end = 0
+        for work, result in zip(group.works, results, strict=True):
+            begin, end = end, end + work.count
+            if work.prompt_logprobs:
+                sequence = work.sequence
+                targets = sequence.tokens[work.start + 1 : min(work.start + work.count + 1, sequence.prompt_len)]
+                tops = [sequence.params.prompt_logprobs or 0] * len(targets)
+                result.prompt_logprobs = token_logprobs(
+                    self.model, hidden_TN[begin : begin + len(targets)], targets, tops
+                )
+
+
+def _active(view: Any, model: Glm5ForCausalLM) -> AbstractContextManager[Any]:
+    return nullcontext() if view is None else view.active(model)
