@@ -18,12 +18,13 @@ from glm5sdk.serve.detokenize import TextStream
 from glm5sdk.serve.drafter import Drafter
 from glm5sdk.serve.executor import InlineExecutor, ThreadExecutor
 from glm5sdk.serve.interface import EngineInfo, EngineStats, OverloadedError
-from glm5sdk.serve.logits import needs_last_token
+from glm5sdk.serve.leases import Leases
 from glm5sdk.serve.outputs import Delta
 from glm5sdk.serve.pages import PagePool
 from glm5sdk.serve.params import SamplingParams
 from glm5sdk.serve.policy import DecodeFirst, SchedulingPolicy
 from glm5sdk.serve.prefix_cache import RadixCache
+from glm5sdk.serve.prefix_transfer import PrefixTransfer
 from glm5sdk.serve.runner import ModelRunner
 from glm5sdk.serve.scheduler import Scheduler
 from glm5sdk.serve.sequence import Sequence
@@ -78,7 +79,9 @@ class Engine:
         cache = RadixCache(self.pages, c.page_size, lookahead=int(speculates)) if c.enable_prefix_caching else None
         drafter = None
         if speculates:
-            share = model.config.index_share_for_mtp_iteration if c.share_draft_indices is None else c.share_draft_indices
+            share = (
+                model.config.index_share_for_mtp_iteration if c.share_draft_indices is None else c.share_draft_indices
+            )
             drafter = Drafter(model, self.pools, c.speculative_tokens, bool(share))
         self.runner = ModelRunner(model, self.pools, drafter)
         self.scheduler = Scheduler(
@@ -89,6 +92,9 @@ class Engine:
         self._alive: dict[str, list[Sequence]] = {}
         self._deltas: list[Delta] = []
         self._totals = EngineStats()
+        self._paused = False
+        self.leases = Leases(self.pages, clock)
+        self.transfer = PrefixTransfer(self)
         self.stop_ids = frozenset(model.config.eos_token_id) | frozenset(tokenizer.stop_ids if tokenizer else ())
         self.weight_version = ""
 
@@ -144,7 +150,7 @@ class Engine:
                 seed=seed + index,
                 stop_ids=stops,
                 limit=limit,
-                namespace=cache_salt,
+                namespace=self.namespace(cache_salt),
                 text=TextStream(
                     self.tokenizer,
                     tuple(params.stop),
@@ -237,6 +243,30 @@ class Engine:
             preempted=s.preempted, weight_version=self.weight_version, extra={},
         )  # fmt: skip
 
+    @property
+    def busy(self) -> bool:
+        """Whether a step is in flight or deltas are ready: then `step` does not return empty-handed."""
+        return self._flying is not None or bool(self._deltas)
+
+    def namespace(self, cache_salt: str) -> str:
+        """Under which prefixes of requests with this salt are cached."""
+        return cache_salt
+
+    def pause(self) -> None:
+        """Begin no more steps; requests stay where they are and new ones are queued."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._paused = False
+
+    def flush_cache(self) -> None:
+        """Forget all cached prefixes; running requests keep their pages."""
+        if self.scheduler.cache is not None:
+            self.scheduler.cache.flush()
+            for sequence in self.scheduler.everyone():
+                sequence.inserted = 0
+
     def close(self) -> None:
         """Abort what is left and end the engine's thread."""
         for request_id in list(self._alive):
@@ -245,7 +275,7 @@ class Engine:
         self._executor.close()
 
     def _begin(self, ahead: bool) -> None:
-        step = self.scheduler.plan(self.clock(), ahead)
+        step = None if self._paused else self.scheduler.plan(self.clock(), ahead)
         if step is not None:
             self._flying = step, self._executor.submit(step)
 

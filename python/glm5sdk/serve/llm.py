@@ -96,7 +96,9 @@ class LLM:
         texts = _several(prompts)
         settings = [params or SamplingParams()] * len(texts) if not isinstance(params, Sequence) else list(params)
         if len(settings) != len(texts):
-            raise ContractError(f"LLM: params holds {len(settings)} entries, needs one for each of {len(texts)} prompts")
+            raise ContractError(
+                f"LLM: params holds {len(settings)} entries, needs one for each of {len(texts)} prompts"
+            )
         tokens = [self._tokens(p) for p in texts]
         names = [f"llm-{next(self._names)}" for _ in texts]
         added: list[str] = []
@@ -125,7 +127,9 @@ class LLM:
         """Answer a conversation by the checkpoint's chat template; `variables` are the template's."""
         if self._template is None:
             if self._folder is None:
-                raise ContractError("LLM: model was given loaded, needs the folder of a checkpoint with a chat template")
+                raise ContractError(
+                    "LLM: model was given loaded, needs the folder of a checkpoint with a chat template"
+                )
             self._template = ChatTemplate.from_pretrained(self._folder)
         text = self._template.render(messages, tools=tools, add_generation_prompt=True, **variables)
         return self.generate(text, params)[0]
@@ -185,9 +189,7 @@ class _Collected:
 
     def output(self, prompt: str | None, prompt_token_ids: list[int]) -> RequestOutput:
         outputs = [self.outputs[index] for index in sorted(self.outputs)]
-        return RequestOutput(
-            self.name, prompt, prompt_token_ids, self.prompt_logprobs, outputs, self.cached_tokens
-        )
+        return RequestOutput(self.name, prompt, prompt_token_ids, self.prompt_logprobs, outputs, self.cached_tokens)
 
 
 def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -14,7 +14,11 @@ def needs_last_token(sequence: Sequence) -> bool:
     """Whether the next draw depends on the last token by more than the model: then nothing can be planned ahead."""
     p = sequence.params
     return sequence.guide is not None or bool(
-        p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1.0 or p.logit_bias or _stops_wait(sequence)
+        p.presence_penalty
+        or p.frequency_penalty
+        or p.repetition_penalty != 1.0
+        or p.logit_bias
+        or _stops_wait(sequence)
     )
 
 

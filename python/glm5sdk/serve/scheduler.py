@@ -150,7 +150,7 @@ class Scheduler:
         """Pages for so many rows and the drafts behind them; others yield theirs if it must be."""
         need = -(-(rows + self._draft_rows()) // self.config.page_size) - len(sequence.pages)
         while need > 0:
-            got = self._allocate(need)
+            got = self.take_pages(need)
             if got is not None:
                 sequence.pages += got
                 return True
@@ -166,7 +166,8 @@ class Scheduler:
         """Rows past a step's own that drafting writes in the MTP layer's pool."""
         return self.config.speculative_tokens
 
-    def _allocate(self, count: int) -> list[int] | None:
+    def take_pages(self, count: int) -> list[int] | None:
+        """So many pages, given up by the prefix cache if need be; None, and nothing taken, when there are too few."""
         got = self.pages.allocate(count)
         if got is None and self.cache is not None:
             self.cache.evict(count - self.pages.free)
@@ -204,7 +205,7 @@ class Scheduler:
         count = self.policy.share(sequence.length - rows, budget, _rows(works), self.config.enable_chunked_prefill)
         # Pages for all of the prompt are asked for at once, so that prompts do not push each other out half read.
         need = -(-(sequence.length + self._draft_rows()) // self.config.page_size) - len(match.pages if match else [])
-        own = self._allocate(need) if count > 0 else None
+        own = self.take_pages(need) if count > 0 else None
         if own is None:
             self.pages.release(held)
             return None
