@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Callable, Sequence as Many
+from collections.abc import Callable
+from collections.abc import Sequence as Many
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from glm5sdk.core.errors import CapacityError, ContractError
+from glm5sdk.core.errors import ContractError
 from glm5sdk.core.log import get_logger
 from glm5sdk.nn.cache import CachePools
 from glm5sdk.serve.admission import AdmissionPolicy, FirstCome
 from glm5sdk.serve.config import EngineConfig
-from glm5sdk.serve.detokenize import TextStream
 from glm5sdk.serve.drafter import Drafter
+from glm5sdk.serve.emission import emit
 from glm5sdk.serve.executor import InlineExecutor, ThreadExecutor
+from glm5sdk.serve.intake import Intake
 from glm5sdk.serve.interface import EngineInfo, EngineStats, OverloadedError
 from glm5sdk.serve.leases import Leases
 from glm5sdk.serve.outputs import Delta
@@ -79,10 +80,9 @@ class Engine:
         cache = RadixCache(self.pages, c.page_size, lookahead=int(speculates)) if c.enable_prefix_caching else None
         drafter = None
         if speculates:
-            share = (
-                model.config.index_share_for_mtp_iteration if c.share_draft_indices is None else c.share_draft_indices
-            )
-            drafter = Drafter(model, self.pools, c.speculative_tokens, bool(share))
+            share = c.share_draft_indices
+            share = model.config.index_share_for_mtp_iteration if share is None else share
+            drafter = Drafter(model, self.pools, c.speculative_tokens, share)
         self.runner = ModelRunner(model, self.pools, drafter)
         self.scheduler = Scheduler(
             c, self.pages, cache, admission or FirstCome(), policy or DecodeFirst(), model.device
@@ -96,6 +96,7 @@ class Engine:
         self.leases = Leases(self.pages, clock)
         self.transfer = PrefixTransfer(self)
         self.stop_ids = frozenset(model.config.eos_token_id) | frozenset(tokenizer.stop_ids if tokenizer else ())
+        self.intake = Intake(c, model.config.vocab_size, self.max_model_len, self.pages.total, self.stop_ids, tokenizer)
         self.weight_version = ""
 
     @property
@@ -103,10 +104,17 @@ class Engine:
         """What does not change while it lives."""
         c = self.config
         return EngineInfo(
-            self.max_model_len, self.model.config.vocab_size, c.page_size, self.pages.total, tuple(sorted(self.stop_ids)),
-            c.max_num_seqs, str(self.model.device), str(self.model.dtype).removeprefix("torch."), c.kv_cache_dtype,
-            c.speculative_tokens,
-        )  # fmt: skip
+            max_model_len=self.max_model_len,
+            vocab_size=self.model.config.vocab_size,
+            page_size=c.page_size,
+            num_pages=self.pages.total,
+            stop_token_ids=tuple(sorted(self.stop_ids)),
+            max_num_seqs=c.max_num_seqs,
+            device=str(self.model.device),
+            dtype=str(self.model.dtype).removeprefix("torch."),
+            kv_cache_dtype=c.kv_cache_dtype,
+            speculative_tokens=c.speculative_tokens,
+        )
 
     def add(
         self,
@@ -131,39 +139,17 @@ class Engine:
         Raises:
             ContractError, CapacityError: it can never run. OverloadedError: the queue is full. Nothing was queued.
         """
-        tokens = self._checked(request_id, prompt_token_ids, params)
+        if request_id in self._alive:
+            raise ContractError(f"engine: request_id is {request_id!r}, needs one that no request alive has")
+        tokens = self.intake.check(prompt_token_ids, params)
         if adapter is not None:
             raise ContractError(f"engine: adapter is {adapter!r}, needs the name of a loaded adapter")
         self._check_queue(len(tokens), params.n)
-        limit = self.max_model_len
-        if params.max_tokens is not None:
-            limit = min(limit, len(tokens) + params.max_tokens)
-        stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.stop_ids)
         now = self.clock()
-        seed = secrets.randbits(62) if params.seed is None else params.seed
-        sequences = [
-            Sequence(
-                request_id=request_id,
-                index=index,
-                tokens=list(tokens),
-                params=params if index == 0 else replace(params, prompt_logprobs=None),
-                seed=seed + index,
-                stop_ids=stops,
-                limit=limit,
-                namespace=self.namespace(cache_salt),
-                text=TextStream(
-                    self.tokenizer,
-                    tuple(params.stop),
-                    params.include_stop_str_in_output,
-                    params.skip_special_tokens,
-                    params.min_tokens,
-                ),
-                priority=priority,
-                arrival=now,
-                weight_version=self.weight_version,
-            )
-            for index in range(params.n)
-        ]
+        sequences = self.intake.sequences(
+            request_id, tokens, params, priority=priority, namespace=self.namespace(cache_salt), now=now,
+            weight_version=self.weight_version, view=None,
+        )  # fmt: skip
         for done, sequence in enumerate(sequences):
             try:
                 self.scheduler.add(sequence, now)
@@ -286,7 +272,7 @@ class Engine:
         """Take in what a step computed."""
         try:
             results = future.result()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - logged, and told to every request of the step
             _log.exception("a step failed; its requests end with an error")
             for work in step.works:
                 self._fail(work.sequence, f"{type(error).__name__}: {error}")
@@ -333,79 +319,26 @@ class Engine:
                 return
 
     def _emit(self, sequence: Sequence) -> None:
-        """Text of new tokens; a stop string may end the sequence here."""
-        new = sequence.tokens[sequence.emitted :]
-        if not new or sequence.finish_reason in ("abort", "error"):
+        was_finished, first = sequence.finished, sequence.emitted == sequence.prompt_len
+        delta = emit(sequence)
+        if delta is None:
             return
-        ended_by_token = sequence.finish_reason == "stop" and new[-1] in sequence.stop_ids
-        text, hit, used = sequence.text.push(new[:-1] if ended_by_token else new)
-        if hit is not None:
-            self._cut(sequence, sequence.emitted + used, hit)
-            new = new[:used]
-        elif sequence.finished:
-            text += sequence.text.finish()
-        sequence.emitted += len(new)
-        delta = sequence.delta(token_ids=new, text=text, finish_reason=sequence.finish_reason)
-        delta.stop_reason = sequence.stop_reason
-        if sequence.params.logprobs is not None:
-            delta.logprobs, sequence.logprobs = sequence.logprobs[: len(new)], []
-        if sequence.prompt_logprobs:
-            delta.prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs, []
-        self._count(sequence, delta)
-        self._deltas.append(delta)
-
-    def _cut(self, sequence: Sequence, length: int, hit: str) -> None:
-        """End a sequence at a stop string, in whose last token or behind it others may have been drawn already."""
-        was_finished = sequence.finished
-        del sequence.tokens[length:]
-        sequence.finish_reason, sequence.stop_reason = "stop", hit
-        if not was_finished:
+        if sequence.finished and not was_finished:
             self.scheduler.remove(sequence)
-
-    def _count(self, sequence: Sequence, delta: Delta) -> None:
-        if sequence.emitted == sequence.prompt_len + len(delta.token_ids):
+        if first:
             self._totals.prompt_tokens += sequence.prompt_len
             self._totals.cached_tokens += sequence.cached or 0
         self._totals.generated_tokens += len(delta.token_ids)
         if delta.finish_reason and all(s.finished for s in self._alive[sequence.request_id]):
             self._totals.finished += 1
-
-    def _fail(self, sequence: Sequence, message: str) -> None:
-        if not sequence.finished:
-            sequence.finish("error", error=message)
-            self.scheduler.remove(sequence)
-            self._deltas.append(sequence.delta(finish_reason="error", error=message))
-
-    def _checked(self, request_id: str, prompt: Many[int], params: SamplingParams) -> list[int]:
-        if request_id in self._alive:
-            raise ContractError(f"engine: request_id is {request_id!r}, needs one that no request alive has")
-        if isinstance(prompt, (str, bytes)):
-            raise ContractError(f"engine: prompt_token_ids is {type(prompt).__name__}, needs token ids")
-        tokens = [t if type(t) is int else _token(t) for t in prompt]
-        vocab = self.model.config.vocab_size
-        if not tokens:
-            raise ContractError("engine: the prompt is empty, needs at least one token")
-        if min(tokens) < 0 or max(tokens) >= vocab:
-            bad = next(t for t in tokens if not 0 <= t < vocab)
-            raise ContractError(f"engine: a prompt token is {bad}, needs 0 to {vocab - 1}")
-        if bad_bias := [t for t in params.logit_bias if t >= vocab]:
-            raise ContractError(f"engine: logit_bias names token {bad_bias[0]}, needs 0 to {vocab - 1}")
-        if len(tokens) >= self.max_model_len:
-            raise CapacityError(
-                f"engine: the prompt is {len(tokens)} tokens long, needs at most {self.max_model_len - 1}: "
-                f"max_model_len {self.max_model_len} less one token to generate"
-            )
-        longest = min(self.max_model_len, len(tokens) + (params.max_tokens or self.max_model_len))
-        need = -(-(longest + self.config.speculative_tokens) // self.config.page_size)
-        if need > self.pages.total:
-            raise CapacityError(
-                f"engine: prompt and max_tokens are {longest} tokens, which are {need} pages of the cache, "
-                f"needs at most num_pages {self.pages.total}"
-            )
-        return tokens
+        self._deltas.append(delta)
 
     def _check_queue(self, tokens: int, count: int) -> None:
-        """Whether so many more sequences may wait."""
+        """Whether so many more sequences may wait.
+
+        Raises:
+            OverloadedError: they may not.
+        """
         c, s = self.config, self.scheduler
         for name, limit, value in (
             ("max_queued_requests", c.max_queued_requests, s.waiting() + count),
@@ -414,6 +347,12 @@ class Engine:
             if limit is not None and value > limit and s.waiting():
                 self._totals.rejected += 1
                 raise OverloadedError(f"engine: {name} would be {value}, needs at most {limit}; try again later", 1.0)
+
+    def _fail(self, sequence: Sequence, message: str) -> None:
+        if not sequence.finished:
+            sequence.finish("error", error=message)
+            self.scheduler.remove(sequence)
+            self._deltas.append(sequence.delta(finish_reason="error", error=message))
 
 
 def _longest(model: Glm5ForCausalLM, config: EngineConfig) -> int:
@@ -433,10 +372,3 @@ def _pages(model: Glm5ForCausalLM, config: EngineConfig, longest: int) -> int:
     sizes = model.cache_sizes(with_mtp=config.speculative_tokens > 0)
     page_bytes = CachePools(1, config.page_size, sizes, "meta", *config.formats).page_bytes
     return max(1, min(config.max_num_seqs * each, config.cache_bytes // page_bytes))
-
-
-def _token(value: Any) -> int:
-    try:
-        return int(value.__index__())
-    except (AttributeError, TypeError, ValueError):
-        raise ContractError(f"engine: a prompt token is {value!r}, needs an int") from None

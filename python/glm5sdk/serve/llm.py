@@ -96,9 +96,7 @@ class LLM:
         texts = _several(prompts)
         settings = [params or SamplingParams()] * len(texts) if not isinstance(params, Sequence) else list(params)
         if len(settings) != len(texts):
-            raise ContractError(
-                f"LLM: params holds {len(settings)} entries, needs one for each of {len(texts)} prompts"
-            )
+            raise ContractError(f"LLM: params holds {len(settings)} entries, needs one a prompt: {len(texts)}")
         tokens = [self._tokens(p) for p in texts]
         names = [f"llm-{next(self._names)}" for _ in texts]
         added: list[str] = []
@@ -127,9 +125,7 @@ class LLM:
         """Answer a conversation by the checkpoint's chat template; `variables` are the template's."""
         if self._template is None:
             if self._folder is None:
-                raise ContractError(
-                    "LLM: model was given loaded, needs the folder of a checkpoint with a chat template"
-                )
+                raise ContractError("LLM: model was given loaded, needs a checkpoint's folder, for its chat template")
             self._template = ChatTemplate.from_pretrained(self._folder)
         text = self._template.render(messages, tools=tools, add_generation_prompt=True, **variables)
         return self.generate(text, params)[0]

@@ -125,7 +125,10 @@ class PrefixTransfer:
         """Take in pages that `read_lease` gave elsewhere; later requests with this prefix find it cached.
 
         Args:
-            tokens, rows, weight_version, geometry: as `export_prefix` gave them.
+            tokens: as `export_prefix` gave them.
+            rows: likewise.
+            weight_version: likewise.
+            geometry: likewise.
             pages: contents of all pages.
             cache_salt: under which to cache.
 

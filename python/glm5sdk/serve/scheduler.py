@@ -132,7 +132,7 @@ class Scheduler:
 
     def _continue(self, sequence: Sequence, budget: int, works: list[Work], ahead: bool) -> Work | None:
         wanted = sequence.length - sequence.planned
-        if not wanted or sequence.length >= sequence.limit and sequence.ahead:
+        if not wanted or (sequence.length >= sequence.limit and sequence.ahead):
             return None
         if ahead and sequence.ahead and needs_last_token(sequence):
             return None
@@ -222,7 +222,7 @@ class Scheduler:
         return self._work(sequence, count, [])
 
     def _match(self, sequence: Sequence) -> Match | None:
-        if self.cache is None or sequence.params.prompt_logprobs is not None and not sequence.generated:
+        if self.cache is None or (sequence.params.prompt_logprobs is not None and not sequence.generated):
             return None
         # The last token is computed in any case: the next one is drawn from its hidden state.
         tokens = sequence.tokens if self.cache.lookahead else sequence.tokens[:-1]

@@ -1,0 +1,124 @@
+"""Intake: a request is checked once, at the door, and becomes sequences."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
+from typing import Any
+
+from glm5sdk.core.errors import CapacityError, ContractError
+from glm5sdk.serve.config import EngineConfig
+from glm5sdk.serve.detokenize import TextStream
+from glm5sdk.serve.params import SamplingParams
+from glm5sdk.serve.sequence import Sequence
+from glm5sdk.text.tokenizer import Tokenizer
+
+__all__ = ["Intake"]
+
+
+@dataclass(frozen=True)
+class Intake:
+    """Knows what a request must be like to run.
+
+    Attributes:
+        config: of the engine.
+        vocab_size: rows of the embedding.
+        max_model_len: tokens that prompt and continuation may have together.
+        num_pages: of the cache.
+        stop_ids: the model's own.
+        tokenizer: for text and stop strings, or None.
+    """
+
+    config: EngineConfig
+    vocab_size: int
+    max_model_len: int
+    num_pages: int
+    stop_ids: frozenset[int]
+    tokenizer: Tokenizer | None
+
+    def check(self, prompt: Many[int], params: SamplingParams) -> list[int]:
+        """The prompt's token ids.
+
+        Raises:
+            ContractError: a token, or a token that the parameters name, is none of the model's.
+            CapacityError: prompt and continuation fit neither the model nor the cache.
+        """
+        if isinstance(prompt, (str, bytes)):
+            raise ContractError(f"engine: prompt_token_ids is {type(prompt).__name__}, needs token ids")
+        tokens = [t if type(t) is int else _token(t) for t in prompt]
+        if not tokens:
+            raise ContractError("engine: the prompt is empty, needs at least one token")
+        for what, ids in (("a prompt token", tokens), ("a token of logit_bias", list(params.logit_bias))):
+            if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
+                bad = next(t for t in ids if not 0 <= t < self.vocab_size)
+                raise ContractError(f"engine: {what} is {bad}, needs 0 to {self.vocab_size - 1}")
+        self._check_room(len(tokens), params)
+        return tokens
+
+    def sequences(
+        self,
+        request_id: str,
+        tokens: Many[int],
+        params: SamplingParams,
+        *,
+        priority: int,
+        namespace: str,
+        now: float,
+        weight_version: str,
+        view: Any,
+    ) -> list[Sequence]:
+        """The n sequences of a checked request."""
+        seed = secrets.randbits(62) if params.seed is None else params.seed
+        stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.stop_ids)
+        limit = self.max_model_len
+        if params.max_tokens is not None:
+            limit = min(limit, len(tokens) + params.max_tokens)
+        return [
+            Sequence(
+                request_id=request_id,
+                index=index,
+                tokens=list(tokens),
+                # What is said about the prompt is said once.
+                params=params if index == 0 else replace(params, prompt_logprobs=None),
+                seed=seed + index,
+                stop_ids=stops,
+                limit=limit,
+                namespace=namespace,
+                text=TextStream(
+                    self.tokenizer,
+                    tuple(params.stop),
+                    params.include_stop_str_in_output,
+                    params.skip_special_tokens,
+                    params.min_tokens,
+                ),
+                priority=priority,
+                arrival=now,
+                weight_version=weight_version,
+                view=view,
+            )
+            for index in range(params.n)
+        ]
+
+    def _check_room(self, length: int, params: SamplingParams) -> None:
+        if length >= self.max_model_len:
+            raise CapacityError(
+                f"engine: the prompt is {length} tokens long, needs at most {self.max_model_len - 1}: "
+                f"max_model_len {self.max_model_len} less one token to generate"
+            )
+        longest = (
+            self.max_model_len if params.max_tokens is None else min(self.max_model_len, length + params.max_tokens)
+        )
+        need = -(-(longest + self.config.speculative_tokens) // self.config.page_size)
+        if need > self.num_pages:
+            raise CapacityError(
+                f"engine: prompt and max_tokens are {longest} tokens, which are {need} pages of the cache, "
+                f"needs at most num_pages {self.num_pages}"
+            )
+
+
+def _token(value: Any) -> int:
+    try:
+        return int(value.__index__())
+    except (AttributeError, TypeError, ValueError):
+        raise ContractError(f"engine: a prompt token is {value!r}, needs an int") from None
