@@ -44,6 +44,7 @@ class Delta:
         cached_tokens: prompt tokens that came from the prefix cache.
         weight_version: of the weights that made these tokens.
         seed: of the draws.
+        queue_seconds: with the first delta: from arrival to the first step that ran the request; None when unknown.
     """
 
     request_id: str
@@ -59,6 +60,7 @@ class Delta:
     cached_tokens: int = 0
     weight_version: str = ""
     seed: int = 0
+    queue_seconds: float | None = None
 
 
 @dataclass

@@ -24,10 +24,12 @@ class StructuredOutput:
     Attributes:
         kind: the grammar's form.
         value: a JSON schema (a dict), a regular expression, a Lark grammar, a list of choices; None for "json_object".
+        after_reasoning: the text begins inside the reasoning, which is free; the match begins behind `</think>`.
     """
 
     kind: Literal["json_schema", "json_object", "regex", "grammar", "choice"]
     value: Any = None
+    after_reasoning: bool = False
 
 
 @dataclass(frozen=True)

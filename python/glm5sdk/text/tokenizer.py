@@ -102,6 +102,15 @@ class Tokenizer:
         """
         return self._backend.decode([_id(token) for token in ids], skip_special_tokens=skip_special_tokens)
 
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that an id stands for, special tokens as they are spelled; none for an id without a token.
+
+        Raises:
+            ContractError: the id is negative or no integer.
+        """
+        text = self._backend.id_to_token(_id(token))
+        return b"" if text is None else _spelled_bytes(text)
+
     def stream(self, *, skip_special_tokens: bool = True, hide: Iterable[int] = ()) -> StreamDecoder:
         """A decoder that takes ids as they come and gives the text that is certain.
 
@@ -144,12 +153,14 @@ class StreamDecoder:
 
     def _bytes(self, token: int) -> bytes:
         text = None if _id(token) in self._hidden else self._backend.id_to_token(token)
-        if text is None:
-            return b""
-        try:
-            return bytes(_BYTE_OF[character] for character in text)
-        except KeyError:  # an added token is spelled in plain text
-            return text.encode()
+        return b"" if text is None else _spelled_bytes(text)
+
+
+def _spelled_bytes(text: str) -> bytes:
+    try:
+        return bytes(_BYTE_OF[character] for character in text)
+    except KeyError:  # an added token is spelled in plain text
+        return text.encode()
 
 
 def _id(token: int) -> int:

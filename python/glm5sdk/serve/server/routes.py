@@ -1,0 +1,55 @@
+"""The table of routes: what serves each, what it reads, what it may answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from glm5sdk.serve.server import info_routes
+from glm5sdk.serve.server.chat_fields import ChatRequest
+from glm5sdk.serve.server.completion_fields import CompletionRequest, DetokenizeRequest, TokenizeRequest
+from glm5sdk.serve.server.openai_chat import chat_completions
+from glm5sdk.serve.server.openai_completions import completions
+from glm5sdk.serve.server.service import Service
+
+__all__ = ["ROUTES", "Route"]
+
+
+@dataclass(frozen=True)
+class Route:
+    """One route.
+
+    Attributes:
+        method, path: of HTTP.
+        handler: answers it.
+        summary: one sentence for the OpenAPI document.
+        body: the struct it reads; None for no body.
+        media: media types of the answer.
+    """
+
+    method: str
+    path: str
+    handler: Callable[[Service, Request], Awaitable[Response]]
+    summary: str
+    body: Any = None
+    media: tuple[str, ...] = ("application/json",)
+
+
+STREAMS = ("application/json", "text/event-stream")
+
+ROUTES = (
+    Route("POST", "/v1/chat/completions", chat_completions, "Answer a conversation.", ChatRequest, STREAMS),
+    Route("POST", "/v1/completions", completions, "Continue a text.", CompletionRequest, STREAMS),
+    Route("GET", "/v1/models", info_routes.models, "Names that requests may use."),
+    Route("GET", "/v1/models/{name:path}", info_routes.model, "One of them."),
+    Route("POST", "/tokenize", info_routes.tokenize, "Text or a conversation to token ids.", TokenizeRequest),
+    Route("POST", "/detokenize", info_routes.detokenize, "Token ids to text.", DetokenizeRequest),
+    Route("POST", "/abort", info_routes.abort, "End an answer that is being made.", info_routes.AbortRequest),
+    Route("GET", "/health", info_routes.health, "Whether new work is taken."),
+    Route("GET", "/version", info_routes.version, "Version of the package and of the weights."),
+    Route("GET", "/metrics", info_routes.metrics, "Numbers for Prometheus.", media=("text/plain",)),
+)
