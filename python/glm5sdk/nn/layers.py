@@ -6,19 +6,27 @@ import torch
 from torch import Tensor, nn
 
 from glm5sdk import ops
+from glm5sdk.nn.low_rank import LowRank
 
 __all__ = ["Embedding", "LayerNorm", "Linear", "RMSNorm"]
 
 
 class Linear(nn.Module):
-    """y = x W^T with W [out, in]; no bias, as everywhere in GLM-5."""
+    """y = x W^T with W [out, in]; no bias, as everywhere in GLM-5.
+
+    Attributes:
+        adapter: a low-rank addition, set by a `WeightView` while it is active.
+    """
+
+    adapter: LowRank | None = None
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
 
     def forward(self, x_TN: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-        return ops.linear(x_TN, self.weight, None, out_dtype)
+        y = ops.linear(x_TN, self.weight, None, out_dtype)
+        return y if self.adapter is None else self.adapter(x_TN, y, out_dtype)
 
 
 class RMSNorm(nn.Module):

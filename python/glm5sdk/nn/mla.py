@@ -90,6 +90,8 @@ class LatentAttention(nn.Module):
     def _project(self, hidden_TN: Tensor, w_uk: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor, Tensor, str]:
         """Absorbed queries, query latent, and the cache to attend to."""
         s, batch, cache = self.sizes, context.batch, context.cache
+        if any(m.adapter is not None for m in (self.q_a_proj, self.q_b_proj, self.kv_a_proj_with_mqa)):
+            return self._project_apart(hidden_TN, w_uk, context)
         arguments = (
             hidden_TN, self.q_a_proj.weight, self.q_a_layernorm.weight, self.q_b_proj.weight,
             self.kv_a_proj_with_mqa.weight, self.kv_a_layernorm.weight, w_uk, batch.positions, context.cos_sin,
@@ -100,6 +102,25 @@ class LatentAttention(nn.Module):
         pool = cache.kv[self.layer]
         q, q_latent = ops.mla_preprocess(*arguments, pool, batch.slots, s.eps, s.interleaved, cache.kv_format)
         return q, q_latent, pool, cache.kv_format
+
+    def _project_apart(
+        self, hidden_TN: Tensor, w_uk: Tensor, context: ForwardContext
+    ) -> tuple[Tensor, Tensor, Tensor, str]:
+        """As `_project`, from the ops that it fuses, because adapters add to the projections between them."""
+        s, batch, cache = self.sizes, context.batch, context.cache
+        q_latent = self.q_a_layernorm(self.q_a_proj(hidden_TN))
+        q = self.q_b_proj(q_latent).view(-1, s.heads, s.nope + s.rope)
+        kv = self.kv_a_proj_with_mqa(hidden_TN)
+        where = (batch.positions, context.cos_sin, s.interleaved)
+        absorbed = ops.mla_expand_values(q[..., : s.nope], w_uk).view(-1, s.heads, s.latent)
+        q_THL = torch.cat([absorbed, ops.rope(q[..., s.nope :], *where)], dim=-1)
+        k_rope = ops.rope(kv[:, None, s.latent :], *where)[:, 0]
+        rows = torch.cat([self.kv_a_layernorm(kv[:, : s.latent]), k_rope], dim=-1)
+        if cache is None:
+            return q_THL, q_latent, rows[:, None], "plain"
+        pool = cache.kv[self.layer]
+        ops.concat_and_cache_mla(rows, pool, batch.slots, s.latent, cache.kv_format)
+        return q_THL, q_latent, pool, cache.kv_format
 
     def _needs_indexer(self, context: ForwardContext) -> bool:
         """Dense passes without a cache need no index keys; a cache always gets them: later steps may search it."""

@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from glm5sdk import ops
 from glm5sdk.nn.context import ForwardContext
 from glm5sdk.nn.layers import Linear
+from glm5sdk.nn.low_rank import ExpertLowRank
+from glm5sdk.nn.routed import Part, routed_rows, run_parts
+from glm5sdk.registry.weight import WeightLike
 
-__all__ = ["MLP", "Experts", "MixtureOfExperts", "MixtureSizes", "Router"]
+__all__ = ["MLP", "ExpertPatch", "Experts", "MixtureOfExperts", "MixtureSizes", "Router"]
 
 
 class MLP(nn.Module):
@@ -91,8 +94,38 @@ class Router(nn.Module):
         return self
 
 
+@dataclass(frozen=True, eq=False)
+class ExpertPatch:
+    """Other weights for some experts of a layer, beside the layer's own, which are not copied.
+
+    Attributes:
+        ids: the experts, ascending, counted from the first that the module holds.
+        gate_up: [P, 2I, N], in the order of `ids`.
+        down: [P, N, I].
+    """
+
+    ids: tuple[int, ...]
+    gate_up: WeightLike
+    down: WeightLike
+
+    def place(self, experts: int, device: torch.device) -> Tensor:
+        """i64 [experts]: where each expert lies in the patch, -1 for those that are not in it."""
+        place = torch.full((experts,), -1, dtype=torch.int64)
+        place[list(self.ids)] = torch.arange(len(self.ids))
+        return place.to(device)
+
+
 class Experts(nn.Module):
-    """All routed experts of a layer, fused: gate rows then up rows [E, 2I, N], and down [E, N, I]."""
+    """All routed experts of a layer, fused: gate rows then up rows [E, 2I, N], and down [E, N, I].
+
+    Attributes:
+        first: global id of the first expert here; other than 0 where experts are spread over processes.
+        patch, adapter: set by a `WeightView` while it is active.
+    """
+
+    first = 0
+    patch: ExpertPatch | None = None
+    adapter: ExpertLowRank | None = None
 
     def __init__(self, sizes: MixtureSizes) -> None:
         super().__init__()
@@ -100,8 +133,37 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(sizes.experts, sizes.hidden, sizes.intermediate))
         self.limit = sizes.limit
 
+    @property
+    def count(self) -> int:
+        """Experts that this module answers for."""
+        return self.weights_like()[0].shape[0]
+
+    def weights_like(self) -> tuple[WeightLike, WeightLike]:
+        """Gate-up and down weights whose kind, dtype, device and shape, but for the first axis, are this layer's."""
+        return self.gate_up_proj, self.down_proj
+
+    def expect(self, x_TN: Tensor, ids_TA: Tensor) -> None:
+        """Told as soon as the router has chosen; what has to fetch its weights begins here."""
+
     def forward(self, x_TN: Tensor, ids_TA: Tensor, weights_TA: Tensor) -> Tensor:
-        return ops.moe_experts(x_TN, ids_TA, weights_TA, self.gate_up_proj, self.down_proj, self.limit)
+        if self.adapter is not None:
+            return self.adapter(x_TN, ids_TA, weights_TA, self.gate_up_proj, self.down_proj, self.limit)
+        if self.patch is None:
+            return ops.moe_experts(x_TN, ids_TA, weights_TA, self.gate_up_proj, self.down_proj, self.limit)
+        return routed_rows(x_TN, ids_TA, weights_TA, self.gate_up_proj.shape[0], self._run_patched)
+
+    def _run_patched(self, rows: Tensor, owners: Tensor) -> Tensor:
+        """Rows of patched experts with the patch, the others with the layer's own weights."""
+        experts = self.gate_up_proj.shape[0]
+        own = torch.arange(experts, device=rows.device)
+        parts = [Part(own, self.gate_up_proj, self.down_proj)]
+        if self.patch is not None:
+            place = self.patch.place(experts, rows.device)
+            parts = [
+                Part(place, self.patch.gate_up, self.patch.down),
+                Part(own.where(place < 0, -1), self.gate_up_proj, self.down_proj),
+            ]
+        return run_parts(rows, owners, parts, self.limit)
 
 
 class MixtureOfExperts(nn.Module):
@@ -118,7 +180,7 @@ class MixtureOfExperts(nn.Module):
         ids_TA, weights_TA = self.gate(x_TN)
         if context.trace is not None:
             context.trace(f"layers.{self.layer}.experts", ids_TA)
+        self.experts.expect(x_TN, ids_TA)
+        shared_TN = None if self.shared_experts is None else self.shared_experts(x_TN, context)
         routed_TN = self.experts(x_TN, ids_TA, weights_TA)
-        if self.shared_experts is None:
-            return routed_TN
-        return ops.add(routed_TN, self.shared_experts(x_TN, context))
+        return routed_TN if shared_TN is None else ops.add(routed_TN, shared_TN)
