@@ -119,7 +119,7 @@ def test_sessions_stay_and_prompts_come_back() -> None:
 
 def test_a_response_is_found_where_it_was_made() -> None:
     async def run() -> None:
-        async with routed(*(FakeReplica(str(i)) for i in range(3))) as (client, router, urls):
+        async with routed(*(FakeReplica(str(i)) for i in range(3))) as (client, router, _):
             for stream in (False, True):
                 body = {"input": f"hello {stream}", "stream": stream}
                 made = await client.post("/v1/responses", json=body)
