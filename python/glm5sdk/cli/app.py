@@ -251,3 +251,53 @@ def train(
         console, data, out, model, start, resume, minutes, steps, optimizer, batch_size, seq_len, seed, save_every,
         backend or [],
     )  # fmt: skip
+
+
+@app.command()
+def route(
+    replica: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--replica", "--decode", help="URL of a server, http://host:8000; may repeat."),
+    ] = None,
+    prefill: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="URL of a server that computes prompts for the others; may repeat; needs the admin key."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one and says which.", min=0, max=65535)] = 8000,
+    api_key: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="Opens the API; may repeat; by default GLM5SDK_API_KEY. Replicas should know it, too."),
+    ] = None,
+    admin_key: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Opens /admin here and on the replicas; by default GLM5SDK_ADMIN_KEY."),
+    ] = None,
+    beta: Annotated[float, typer.Option(help="What load costs against a matched prefix.")] = 0.25,
+    bound: Annotated[float, typer.Option(help="Largest load of a replica, in fair shares.")] = 1.25,
+    migrate: Annotated[
+        bool, typer.Option("--migrate", help="Move a session's cache when it changes replicas.")
+    ] = False,
+    health_interval: Annotated[float, typer.Option(help="Seconds between checks of a replica.")] = 10.0,
+    health_timeout: Annotated[float, typer.Option(help="Seconds that a check may take.")] = 5.0,
+    max_in_flight: Annotated[int, typer.Option(help="Requests on one replica.")] = 1024,
+    max_retries: Annotated[int, typer.Option(help="Other replicas that a request may try.")] = 3,
+    max_body_bytes: Annotated[int, typer.Option(help="Largest body of a request.")] = 32 * 2**20,
+    read_timeout: Annotated[float, typer.Option(help="Seconds between two pieces of an answer.")] = 600.0,
+    drain_seconds: Annotated[int, typer.Option(help="Seconds that running requests may take after a signal.")] = 30,
+    log_level: Annotated[str, typer.Option(help="critical, error, warning, info or debug.")] = "warning",
+) -> None:
+    """One door in front of many servers: sessions and prefixes stay together, loads stay even."""
+    from glm5sdk.cli.route import keys_from, route_requests
+    from glm5sdk.serve.router.choose import Affinity
+    from glm5sdk.serve.router.health import HealthRules
+    from glm5sdk.serve.router.settings import RouterSettings
+
+    api_keys, admin = keys_from(api_key or (), admin_key)
+    settings = RouterSettings(
+        replicas=tuple(replica or ()), prefill=tuple(prefill or ()), api_keys=api_keys, admin_key=admin,
+        affinity=Affinity(beta=beta, bound=bound), health=HealthRules(health_interval, health_timeout),
+        max_in_flight=max_in_flight, max_retries=max_retries, max_body_bytes=max_body_bytes,
+        read_timeout=read_timeout, migrate=migrate,
+    )  # fmt: skip
+    route_requests(console, settings, host, port, drain_seconds, log_level)
