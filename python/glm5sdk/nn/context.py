@@ -29,7 +29,8 @@ class ForwardContext:
         collect_kl: ask every layer with an indexer for its distance to the attention it stands for.
         indices: selection of the last full layer, reused by shared ones.
         kl: losses [T] by layer, when collected.
-        trace: receives (name, tensor) of each layer's selection and routing when set; for tests and replay.
+        trace: receives (name, tensor) of each layer's selection and routing when set, and without a cache of the rows
+            that one would hold; for tests, replay and caches of another make.
     """
 
     batch: TokenBatch

@@ -48,6 +48,8 @@ class Indexer(nn.Module):
         options = (self.interleaved, self.k_norm.eps)
         if cache is None:
             iq, ik, iw = ops.indexer_project(*arguments, *options)
+            if context.trace is not None:
+                context.trace(f"layers.{layer}.index_keys", ik)
             return IndexerState(iq, iw, ik.view(ik.shape[0], 1, ik.shape[1]), "plain")
         keys = cache.index[layer]
         assert keys is not None

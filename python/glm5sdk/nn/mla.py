@@ -98,6 +98,8 @@ class LatentAttention(nn.Module):
         )  # fmt: skip
         if cache is None:
             q, kv, q_latent = ops.mla_project(*arguments, s.eps, s.interleaved)
+            if context.trace is not None:
+                context.trace(f"layers.{self.layer}.kv_rows", kv)
             return q, q_latent, kv.view(kv.shape[0], 1, kv.shape[1]), "plain"
         pool = cache.kv[self.layer]
         q, q_latent = ops.mla_preprocess(*arguments, pool, batch.slots, s.eps, s.interleaved, cache.kv_format)
