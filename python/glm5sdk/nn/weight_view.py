@@ -83,7 +83,7 @@ class WeightView:
             version: of the new view.
             overrides: parameter or buffer name -> tensor, or quantised weight where the model has one. Kept, not
                 copied; tied names change together.
-            patches: path of an `Experts` -> weights of some of its experts; earlier patches of other experts there stay.
+            patches: path of an `Experts` -> weights of some of its experts; earlier ones of other experts there stay.
 
         Raises:
             ContractError: a name is unknown, or a shape, dtype, kind or device is another one.
@@ -123,7 +123,7 @@ class WeightView:
         model = self._owner()
         if self.adapter is not None and self.adapter.absorbed:
             raise ContractError(
-                f"weight view: adapter {self.adapter.name!r} is merged into kv_b_proj, needs the view that it was added to"
+                f"weight view: adapter {self.adapter.name!r} is merged into kv_b_proj, needs the view without it"
             )
         _check_apart(self.patches, adapter)
         table, absorbed = dict(self._table), dict(self._absorbed)
@@ -317,7 +317,8 @@ def _joined(old: ExpertPatch, new: ExpertPatch) -> ExpertPatch:
         if isinstance(a, Weight) and isinstance(b, Weight):
             tensors = tuple(torch.cat([x[kept], y])[order] for x, y in zip(a.tensors, b.tensors, strict=True))
             return Weight(a.kind, a.layout, (len(ids), *a.shape[1:]), tensors)
-        assert isinstance(a, Tensor) and isinstance(b, Tensor)  # their kinds were compared with the module's
+        assert isinstance(a, Tensor)  # their kinds were compared with the module's
+        assert isinstance(b, Tensor)
         return torch.cat([a[kept], b])[order]
 
     return ExpertPatch(tuple(ids[i] for i in order), join(old.gate_up, new.gate_up), join(old.down, new.down))
@@ -327,6 +328,6 @@ def _check_apart(patches: Mapping[str, ExpertPatch], adapter: Adapter | None) ->
     both = sorted(set(patches) & set(adapter.experts if adapter else {}))
     if both:
         raise ContractError(
-            f"weight view: {both[0]} has a patch of some experts and an adapter, needs one of them; give all experts of "
-            "the layer as an override instead"
+            f"weight view: {both[0]} has a patch of some experts and an adapter, needs one of them; give all experts "
+            "of the layer as an override instead"
         )

@@ -35,6 +35,7 @@ from glm5sdk.ops.quant.quantize_per_group import quantize_per_group
 from glm5sdk.ops.quant.quantize_per_token import quantize_per_token
 from glm5sdk.ops.rope import rope
 from glm5sdk.ops.sample import sample
+from glm5sdk.ops.sampling_distribution import sampling_distribution
 from glm5sdk.ops.silu_and_mul import silu_and_mul
 
 __all__ = [
@@ -67,6 +68,7 @@ __all__ = [
     "rms_norm",
     "rope",
     "sample",
+    "sampling_distribution",
     "silu_and_mul",
     "sparse_flash_attention",
     "topk_indexer",

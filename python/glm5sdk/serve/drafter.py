@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -12,6 +14,8 @@ from glm5sdk.nn.cache import CachePools
 from glm5sdk.nn.context import ForwardContext
 from glm5sdk.nn.token_batch import TokenBatch
 from glm5sdk.serve.logits import needs_last_token
+from glm5sdk.serve.rejection import DRAFT_SEED
+from glm5sdk.serve.sequence import Sequence
 from glm5sdk.serve.step import Drawn, Group, SampleSettings, paged_batch
 
 if TYPE_CHECKING:
@@ -33,13 +37,19 @@ class Drafter:
         pools: the cache, the MTP layer's pools included.
         tokens: drafts a step.
         share_indices: drafts after the first attend to the keys that the first one selected.
+        rejection: draw drafts with a noise of their own and keep their distributions for the rejection rule.
 
     Raises:
         ContractError: the model has no MTP layer.
     """
 
-    def __init__(self, model: Glm5ForCausalLM, pools: CachePools, tokens: int, share_indices: bool) -> None:
+    def __init__(
+        self, model: Glm5ForCausalLM, pools: CachePools, tokens: int, share_indices: bool, rejection: bool = False
+    ) -> None:
         self.model, self.pools, self.tokens, self.share_indices = model, pools, tokens, share_indices
+        self.distributions: WeakKeyDictionary[Sequence, list[Tensor]] | None = (
+            WeakKeyDictionary() if rejection else None
+        )
         model.mtp_head()  # says clearly when there is none
 
     def draft(self, group: Group, hidden_TN: Tensor, next_ids: list[list[int]], results: list[Drawn]) -> None:
@@ -74,7 +84,12 @@ class Drafter:
         indices = chosen[0][[lasts[i] for i in works]] if self.share_indices and chosen else None
         self._propose(group, works, drafted_TN[[lasts[i] for i in works]], indices, lengths, results)
 
-    def _room(self, sequence: Any, result: Drawn) -> int:
+    def taken_distributions(self, sequence: Sequence, count: int) -> Tensor | None:
+        """Distributions [count, V] of a sequence's first drafts, which are forgotten; None when it has no drafts."""
+        kept = self.distributions.pop(sequence, []) if self.distributions is not None else []
+        return torch.stack(kept[:count]) if count else None
+
+    def _room(self, sequence: Sequence, result: Drawn) -> int:
         """Drafts that could still become tokens."""
         return min(self.tokens, sequence.limit - len(sequence.tokens) - len(result.tokens) - 1)
 
@@ -92,7 +107,7 @@ class Drafter:
         for ahead in range(self.tokens):
             settings = SampleSettings.of(sequences, [end + ahead + 1 for end in ends], hidden_BN.device)
             logits_BV = ops.linear(hidden_BN, self.model.mtp_head(), out_dtype=torch.float32)
-            ids_B, _, _ = ops.sample(logits_BV, *settings.arguments())
+            ids_B = self._sample(logits_BV, settings, sequences)
             for i, token in zip(works, ids_B.tolist(), strict=True):
                 if ahead < self._room(group.works[i].sequence, results[i]):
                     results[i].drafts.append(token)
@@ -103,6 +118,14 @@ class Drafter:
             if indices is not None:
                 self._share(context, indices)
             hidden_BN = self.model.mtp_hidden_states(ids_B, hidden_BN, context)
+
+    def _sample(self, logits_BV: Tensor, settings: SampleSettings, sequences: list[Sequence]) -> Tensor:
+        if self.distributions is None:
+            return ops.sample(logits_BV, *settings.arguments())[0]
+        q_BV = ops.sampling_distribution(logits_BV, *settings.arguments()[:4])
+        for sequence, q_V in zip(sequences, q_BV, strict=True):
+            self.distributions.setdefault(sequence, []).append(q_V)
+        return ops.sample(logits_BV, *replace(settings, seed=settings.seed ^ DRAFT_SEED).arguments())[0]
 
     def _share(self, context: ForwardContext, indices: Tensor) -> None:
         context.selection = lambda layer, batch, topk: indices

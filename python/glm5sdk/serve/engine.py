@@ -82,7 +82,8 @@ class Engine:
         if speculates:
             share = c.share_draft_indices
             share = model.config.index_share_for_mtp_iteration if share is None else share
-            drafter = Drafter(model, self.pools, c.speculative_tokens, share)
+            rejection = c.speculative_method == "rejection"
+            drafter = Drafter(model, self.pools, c.speculative_tokens, share, rejection)
         self.runner = ModelRunner(model, self.pools, drafter)
         self.scheduler = Scheduler(
             c, self.pages, cache, admission or FirstCome(), policy or DecodeFirst(), model.device

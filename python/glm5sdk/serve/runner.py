@@ -14,6 +14,7 @@ from glm5sdk.serve.drafter import Drafter
 from glm5sdk.serve.logits import change_logits, needs_last_token
 from glm5sdk.serve.logprobs import token_logprobs
 from glm5sdk.serve.outputs import TokenLogprob
+from glm5sdk.serve.rejection import accept_drafts
 from glm5sdk.serve.sequence import Sequence
 from glm5sdk.serve.step import Drawn, Group, Step
 
@@ -78,10 +79,7 @@ class ModelRunner:
         for work, result in zip(group.works, results, strict=True):
             mine, beside = draws[at : at + work.draws], logprobs[at : at + work.draws]
             at += work.draws
-            good = 1
-            while good <= len(work.drafts) and work.drafts[good - 1] == mine[good - 1]:
-                good += 1
-            result.tokens = mine[:good] if mine else []
+            result.tokens = _confirmed(work.drafts, mine)
             result.logprobs = [p for p in beside[: len(result.tokens)] if p is not None]
             known = work.ids[1 : work.count - len(work.drafts)]
             after = [] if work.draws else [work.sequence.tokens[work.start + work.count]]
@@ -96,6 +94,8 @@ class ModelRunner:
             change_logits(changed_RV[row], group.drawers[row])
         ids, _, _ = ops.sample(changed_RV, *group.settings.arguments())
         draws = ids.tolist()
+        if self.drafter is not None and self.drafter.distributions is not None:
+            self._reject(group, changed_RV, draws)
         asked = [row for row, s in enumerate(group.drawers) if s.params.logprobs is not None]
         logprobs: list[TokenLogprob | None] = [None] * len(draws)
         if asked:
@@ -105,6 +105,25 @@ class ModelRunner:
             for row, entry in zip(asked, found, strict=True):
                 logprobs[row] = entry
         return draws, logprobs
+
+    def _reject(self, group: Group, logits_RV: Tensor, draws: list[int]) -> None:
+        """Put into the draws what the rejection rule makes of the drafts."""
+        assert self.drafter is not None
+        end = 0
+        for work in group.works:
+            begin, end = end, end + work.draws
+            count = len(work.drafts)
+            q_KV = self.drafter.taken_distributions(work.sequence, count)
+            if q_KV is None:
+                continue
+            rows = slice(begin, begin + count)
+            settings = [a[rows] for a in group.settings.arguments()[:4]]
+            p_KV = ops.sampling_distribution(logits_RV[rows], *settings)
+            place = int(group.settings.position[begin])
+            tokens, all_stand = accept_drafts(work.drafts, p_KV, q_KV, work.sequence.seed, place)
+            draws[begin : begin + len(tokens)] = tokens
+            if not all_stand:  # what is behind the replaced draft must not be taken for confirmed
+                work.drafts[len(tokens) - 1 :] = [-1] * (count - len(tokens) + 1)
 
     def _prompt_logprobs(self, group: Group, hidden_TN: Tensor, results: list[Drawn]) -> None:
         end = 0
@@ -117,6 +136,14 @@ class ModelRunner:
                 result.prompt_logprobs = token_logprobs(
                     self.model, hidden_TN[begin : begin + len(targets)], targets, tops
                 )
+
+
+def _confirmed(drafts: list[int], draws: list[int]) -> list[int]:
+    """The draws up to the first that differs from its draft, itself included: behind it the model saw wrong tokens."""
+    good = 0
+    while good < len(drafts) and drafts[good] == draws[good]:
+        good += 1
+    return draws[: good + 1]
 
 
 def _active(view: Any, model: Glm5ForCausalLM) -> AbstractContextManager[Any]:
