@@ -118,12 +118,12 @@ def test_max_pages_makes_room_for_newer_pages_only():
 
 
 def test_making_room_never_evicts_the_path_that_grows():
-    pool, cache = filled(page_size=2, max_pages=2)
-    put(cache, [1, 1, 2, 2], valid={"kv": 4, "mtp": 0})
+    pool, cache = filled(page_size=2, max_pages=1)
+    put(cache, [1, 1], valid={"kv": 2, "mtp": 0})
     own = pool.allocate(2)
     held = cache.insert("", [1, 1, 3, 3], own, valid={"kv": 0, "mtp": 4})  # neither page holds all the other does
     cache.check()
-    assert held == own and known(cache, [1, 1], pools=["kv"]) == 2
+    assert held == own and known(cache, [1, 1, 3, 3], pools=["kv"]) == 2
     pool.release(held)
 
 
