@@ -44,8 +44,8 @@ def test_a_whole_output() -> None:
 
 def test_events_of_a_stream() -> None:
     parser = OutputParser("glm47", TOOLS, True, make_id=lambda: "call_1")
-    opening = "eather<arg_key>city</arg_key><arg_value>a"
-    pieces = ["So", "</thi", "nk>", "<tool_call>get_w", opening, '"b', "</arg_value></tool", "_call>"]
+    opening = "_weather<arg_key>city</arg_key><arg_value>a"
+    pieces = ["So", "</th", "ink>", "<tool_call>get", opening, '"b', "</arg_value></tool", "_call>"]
     got = [event for piece in pieces for event in parser.feed(piece)]
     assert got == [
         ReasoningText("So"),
