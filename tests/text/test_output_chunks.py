@@ -40,7 +40,7 @@ TOOLS = [
 PARTS = [tag[:k] for tag in TAGS for k in (1, 3, len(tag) - 1)]
 WORDS = ["get", "two words", "two", "s", "n", "maybe", "list", "num", " odd ", "x y", "a" * 300, "é", "🙂"]
 SIGNS = [" ", "\n", "\n\n", " " * 70, "<", ">", '"', "\\", "\ud83d", "\ude00", "\x00", "]", "{", "}", "."]
-JSON = ["true", "tru", "null", "nul", "[1, 2", "-1", "1e5", "5", "NaN", "True", '"q"']
+JSON = ["true", "tr", "null", "nul", "[1, 2", "-1", "1e5", "5", "NaN", "True", '"q"']
 ATOMS = [*TAGS, *PARTS, *WORDS, *SIGNS, *JSON]
 CALLS = ["<tool_call>get", "<arg_key>s</arg_key>", "<arg_key>n</arg_key>", "<arg_key>maybe</arg_key><arg_value>",
          "<arg_key>list</arg_key><arg_value>", "<arg_key>num</arg_key><arg_value>", "<arg_key>?</arg_key><arg_value>",

@@ -99,7 +99,7 @@ class _Reader:
         if allowed == ANY_TYPE:  # not what the words mean by the letter, but what their author means
             allowed = frozenset({"object"}) if "properties" in schema else allowed
             allowed = frozenset({"array"}) if "items" in schema else allowed
-        if schema.get("nullable") is True:
+        if schema.get("nullable") is True or schema.get("default", 0) is None:
             allowed |= {"null"}
         return allowed or ANY_TYPE
 
