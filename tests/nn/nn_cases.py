@@ -1,4 +1,4 @@
-"""A small model with odd widths, PEFT folders for it, and steps over a shared cache, for the tests of changing weights."""
+"""A small model with odd widths, PEFT folders for it, and steps over a shared cache."""
 
 from __future__ import annotations
 

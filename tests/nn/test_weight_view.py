@@ -81,7 +81,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_each_row_runs_as_if_its_weights_were_the_only_ones(world: World, data: st.DataObject) -> None:
-    """Random views over random steps of requests that share pools: bits of each request's own model, alone, uncached."""
+    """Random views over random steps of requests that share pools: bits of each one's own model, alone, uncached."""
     count = data.draw(st.integers(1, 5), label="requests")
     chosen = [data.draw(st.integers(0, len(world.views) - 1), label="view") for _ in range(count)]
     ids = [tokens(14, seed=10 * count + r) for r in range(count)]

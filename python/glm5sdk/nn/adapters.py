@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from glm5sdk.core.errors import CheckpointError, ContractError
 from glm5sdk.nn.layers import Linear
-from glm5sdk.nn.low_rank import ExpertLowRank, LowRank
+from glm5sdk.nn.low_rank import ExpertLowRank, LowRank, widened
 from glm5sdk.nn.moe import Experts
 from glm5sdk.registry.weight import load_weight
 
@@ -136,10 +136,10 @@ def merge(model: nn.Module, adapter: Adapter) -> None:
                 (module.down_proj, e.down_a, e.down_b),
             ):
                 for i in range(weight.shape[0]):
-                    load_weight(weight, weight[i].float() + b[i].float() @ a[i].float(), i)
+                    load_weight(weight, widened(weight[i]) + widened(b[i]) @ widened(a[i]), i)
         else:
             part = adapter.linear.get(path) or adapter.absorbed[path]
-            load_weight(module.weight, module.weight.float() + part.delta())
+            load_weight(module.weight, widened(module.weight) + part.delta())
 
 
 def _settings(file: Path) -> tuple[int, float]:
@@ -200,8 +200,7 @@ def _checked(
             )
         if not bool(tensor.isfinite().all()):
             raise CheckpointError(f"{where}: lora_{side} holds infinity or NaN, needs numbers")
-    wide = torch.float64 if like.dtype == torch.float64 else torch.float32
-    b = pair["B"].to(wide) * scale
+    b = widened(pair["B"].to(torch.float64 if like.dtype == torch.float64 else pair["B"].dtype)) * scale
     return LowRank(pair["A"].to(like.device, like.dtype), b.to(like.device, like.dtype))
 
 

@@ -10,7 +10,12 @@ from torch import Tensor
 from glm5sdk import ops
 from glm5sdk.registry.weight import WeightLike
 
-__all__ = ["ExpertLowRank", "LowRank"]
+__all__ = ["ExpertLowRank", "LowRank", "widened"]
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Float64 as it is, everything else in float32."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +38,8 @@ class LowRank:
         return ops.add(base_TO, ops.linear(ops.linear(x_TN, self.a), self.b, None, out_dtype))
 
     def delta(self) -> Tensor:
-        """What merging adds to the weight, f32 [O, N]."""
-        return self.b.float() @ self.a.float()
+        """What merging adds to the weight, in the accumulator [O, N]."""
+        return widened(self.b) @ widened(self.a)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

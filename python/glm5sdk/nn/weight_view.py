@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from glm5sdk.core.errors import ContractError
 from glm5sdk.nn.adapters import Adapter
 from glm5sdk.nn.layers import Linear
-from glm5sdk.nn.low_rank import ExpertLowRank, LowRank
+from glm5sdk.nn.low_rank import ExpertLowRank, LowRank, widened
 from glm5sdk.nn.mla import LatentAttention
 from glm5sdk.nn.moe import ExpertPatch, Experts
 from glm5sdk.nn.quantised import named_weights
@@ -83,7 +83,7 @@ class WeightView:
             version: of the new view.
             overrides: parameter or buffer name -> tensor, or quantised weight where the model has one. Kept, not
                 copied; tied names change together.
-            patches: path of an `Experts` -> weights of some of its experts; earlier ones of other experts there stay.
+            patches: path of an `Experts` -> weights of some of its experts; patches of its other experts stay.
 
         Raises:
             ContractError: a name is unknown, or a shape, dtype, kind or device is another one.
@@ -130,8 +130,7 @@ class WeightView:
         for path, part in (adapter.absorbed if adapter is not None else {}).items():
             name = f"{path}.weight"
             base = table[name].detach()
-            wide = torch.float64 if base.dtype == torch.float64 else torch.float32
-            _put(table, name, (base.to(wide) + part.delta().to(wide)).to(base.dtype))
+            _put(table, name, (widened(base) + part.delta()).to(base.dtype))
             absorbed[path.removesuffix(".kv_b_proj")] = _Absorbed()
         return WeightView(version, model, table, dict(self.patches), adapter, absorbed)
 
@@ -289,7 +288,7 @@ def _check_patch(path: str, patch: ExpertPatch, module: Experts) -> None:
     count = module.count
     if list(patch.ids) != sorted(set(patch.ids)) or not patch.ids or not 0 <= patch.ids[0] <= patch.ids[-1] < count:
         raise ContractError(
-            f"weight view: experts of the patch of {path} are {patch.ids}, needs ids below {count}, ascending"
+            f"weight view: experts in the patch of {path} are {patch.ids}, needs ascending ids below {count}"
         )
     for name, got, want in (("gate_up_proj", patch.gate_up, gate_up), ("down_proj", patch.down, down)):
         said, needs = _description(got, None), _description(want, len(patch.ids))

@@ -20,6 +20,8 @@ _HOME = {
     "parameter_writer": "checkpoint",
     "checkpoint_tensors": "checkpoint_save",
     "save_checkpoint": "checkpoint_save",
+    "load_update": "updates",
+    "offload_experts": "expert_placement",
 }
 
 __all__ = sorted(_HOME)

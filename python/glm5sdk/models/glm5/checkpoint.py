@@ -49,7 +49,7 @@ class Checkpoint:
         kinds: kind of each stored weight by name: plain, fp8, w8a8 or w4a8.
     """
 
-    def __init__(self, path: Path, config: Glm5Config, stored: dict[str, StoredTensor]) -> None:
+    def __init__(self, path: Path, config: Glm5Config, stored: dict[str, StoredTensor], partial: bool = False) -> None:
         """Use `open_checkpoint`.
 
         Raises:
@@ -61,12 +61,10 @@ class Checkpoint:
         self._stored = stored
         found = {name: stored_kind(name, stored) for name in self._specs}
         self.kinds = {name: kind for name, kind in found.items() if kind is not None}
-        _check_names(self._specs, self.kinds, stored, path)
+        _check_names(self._specs, self.kinds, stored, path, partial)
         for name, kind in self.kinds.items():
             _check_tensor(self._specs[name], kind, stored)
-        rounded = [
-            name for name, spec in self._specs.items() if spec.keep_f32 and stored[name].dtype in ("BF16", "F16")
-        ]
+        rounded = [name for name in self.kinds if self._specs[name].keep_f32 and stored[name].dtype in ("BF16", "F16")]
         if rounded:
             warnings.warn(
                 f"checkpoint: {some(rounded)} in {path} is stored as {stored[rounded[0]].dtype}, needs F32; "
@@ -127,18 +125,13 @@ class Checkpoint:
             only: skips the tensors for which it says False (another rank's experts, say).
         """
         for spec, value in self.weights(only):
-            yield spec, self._float(value, dtype) if isinstance(value, Weight) else value
+            yield spec, float_weight(value, dtype) if isinstance(value, Weight) else value
             del value  # before the next one is made
 
     def weights(self, only: Callable[[TensorSpec], bool] | None = None) -> Iterator[tuple[TensorSpec, Tensor | Weight]]:
         """As `tensors`, with quantised weights as they are stored."""
-        wanted = [self._specs[name] for name in self.kinds]
-        wanted = [spec for spec in wanted if spec.required or spec.parameter in self.untied]
-        wanted.sort(key=lambda spec: (self._place(spec).file, self._place(spec).offset))
         read = _Reader(self._stored)
-        for spec in wanted:
-            if only is not None and not only(spec):
-                continue
+        for spec in self.specs(only):
             kind = self.kinds[spec.name]
             if kind == "plain":
                 yield spec, read(spec.name)
@@ -167,7 +160,7 @@ class Checkpoint:
         """
 
         def write_float(name: str, index: Index | None, value: Tensor | Weight) -> None:
-            write(name, index, self._float(value, dtype) if isinstance(value, Weight) else value)
+            write(name, index, float_weight(value, dtype) if isinstance(value, Weight) else value)
 
         self.load_weights_into(write_float, progress, only)
 
@@ -179,7 +172,7 @@ class Checkpoint:
         with _bar(self.nbytes, progress) as advance:
             for spec, value in self.weights(only):
                 write(spec.parameter, spec.index, value)
-                advance(sum(tensor.nbytes for tensor in self._tensors_of(spec)))
+                advance(sum(tensor.nbytes for tensor in self.stored_parts(spec)))
                 del value  # before the next one is made
 
     def check_activations(self) -> None:
@@ -191,22 +184,35 @@ class Checkpoint:
         if {"w8a8", "w4a8"} & set(self.kinds.values()):
             refuse_activations(self.config)
 
-    def _tensors_of(self, spec: TensorSpec) -> list[StoredTensor]:
+    def specs(self, only: Callable[[TensorSpec], bool] | None = None) -> list[TensorSpec]:
+        """What the checkpoint holds and a model keeps, without reading it, in file order."""
+        wanted = [self._specs[name] for name in self.kinds]
+        wanted = [spec for spec in wanted if spec.required or spec.parameter in self.untied]
+        wanted.sort(key=lambda spec: (self._place(spec).file, self._place(spec).offset))
+        return [spec for spec in wanted if only is None or only(spec)]
+
+    def every_spec(self) -> list[TensorSpec]:
+        """What a checkpoint of this config may hold, here or not."""
+        return list(self._specs.values())
+
+    def stored_parts(self, spec: TensorSpec) -> list[StoredTensor]:
+        """The file tensors of one weight: itself, or the parts of its quantised form."""
         kind = self.kinds[spec.name]
         names = [spec.name] if kind == "plain" else form_parts(kind, spec.name, spec.shape)
         return [self._stored[name] for name in names]
 
     def _place(self, spec: TensorSpec) -> StoredTensor:
-        return self._tensors_of(spec)[0]
+        return self.stored_parts(spec)[0]
 
-    @staticmethod
-    def _float(weight: Weight, dtype: torch.dtype) -> Tensor:
-        # Blocks are read a row at a time: their float32 intermediate stays small.
-        return dequantise_blocks(*weight.tensors, dtype) if weight.kind == "fp8" else dequantize_weight(weight, dtype)
+
+def float_weight(weight: Weight, dtype: torch.dtype) -> Tensor:
+    """A quantised matrix as numbers, one rounding to `dtype`."""
+    # Blocks are read a row at a time: their float32 intermediate stays small.
+    return dequantise_blocks(*weight.tensors, dtype) if weight.kind == "fp8" else dequantize_weight(weight, dtype)
 
 
 def open_checkpoint(
-    path: str | PathLike[str], config: Glm5Config | None = None, *, drop_mtp: bool = False
+    path: str | PathLike[str], config: Glm5Config | None = None, *, drop_mtp: bool = False, partial: bool = False
 ) -> Checkpoint:
     """Opens a checkpoint directory (one file or shards), or one .safetensors file, and checks it all.
 
@@ -217,6 +223,7 @@ def open_checkpoint(
         path: local directory or file.
         config: the model to expect; None reads config.json beside the weights.
         drop_mtp: leave MTP tensors unread and switch MTP off in `.config`.
+        partial: tensors may be missing; `.config` stays as it was given.
 
     Raises:
         CheckpointError: files or tensors are missing, unexpected, damaged or misshapen; the message names them.
@@ -236,16 +243,16 @@ def open_checkpoint(
             "num_nextn_predict_layers=1 to load it as the MTP layer, or drop_mtp=True to leave it; "
             f"or is num_hidden_layers ({config.num_hidden_layers}) too small?"
         )
-    elif config.num_nextn_predict_layers and not held and not drop_mtp:
+    elif config.num_nextn_predict_layers and not held and not drop_mtp and not partial:
         warnings.warn(
             f"checkpoint: {root} holds no tensor of the MTP layer ({prefix}*) that its config announces; "
             "loaded without MTP, as after a save by transformers, which drops it",
             CheckpointWarning,
             stacklevel=2,
         )
-    if config.num_nextn_predict_layers and (drop_mtp or not held):
+    if config.num_nextn_predict_layers and (drop_mtp or not (held or partial)):
         config = config.replace(num_nextn_predict_layers=0)
-    return Checkpoint(root, config, stored)
+    return Checkpoint(root, config, stored, partial)
 
 
 def parameter_writer(get_param: Callable[[str], Tensor]) -> Write:
@@ -288,7 +295,7 @@ class _Reader:
 
 
 def _check_names(
-    specs: dict[str, TensorSpec], kinds: dict[str, str], stored: dict[str, StoredTensor], path: Path
+    specs: dict[str, TensorSpec], kinds: dict[str, str], stored: dict[str, StoredTensor], path: Path, partial: bool
 ) -> None:
     known = set(kinds)
     for name, kind in kinds.items():
@@ -307,7 +314,7 @@ def _check_names(
                 "quantisation scheme cannot be read"
             )
         strangers.append(name)
-    missing = [name for name, spec in specs.items() if spec.required and name not in kinds]
+    missing = [] if partial else [name for name, spec in specs.items() if spec.required and name not in kinds]
     faults = [
         f"{kind} {len(names)} ({some(sorted(names))})"
         for kind, names in (("lacks", missing), ("has an unexpected", strangers))

@@ -15,11 +15,16 @@ from glm5sdk.models.glm5.checkpoint import Checkpoint, open_checkpoint
 from glm5sdk.models.glm5.checkpoint_forms import is_quantisable
 from glm5sdk.models.glm5.checkpoint_save import checkpoint_tensors, save_checkpoint
 from glm5sdk.models.glm5.config import Glm5Config
+from glm5sdk.models.glm5.expert_placement import is_own_expert, put_in_slots, spread_experts
 from glm5sdk.models.glm5.model import Glm5ForCausalLM
 from glm5sdk.models.glm5.tensors import Index, expected_tensors
+from glm5sdk.nn.expert_parallel import ParallelExperts
 from glm5sdk.nn.layers import Embedding, Linear
+from glm5sdk.nn.moe import Experts
+from glm5sdk.nn.offload import OffloadedExperts
 from glm5sdk.nn.quantised import named_weights, quantised_like
 from glm5sdk.ops._weights import dequantize_weight, part_index
+from glm5sdk.parallel import ProcessGroup
 from glm5sdk.registry.weight import Weight, load_weight
 
 __all__ = ["from_pretrained", "save_pretrained"]
@@ -44,6 +49,8 @@ def from_pretrained(
     latent_norm_eps: float | None = None,
     progress: bool | None = None,
     quantised: bool | None = None,
+    expert_slots: int | None = None,
+    expert_group: ProcessGroup | None = None,
 ) -> M:
     """Load a local Hugging Face checkpoint, streaming, so that the model is in memory once.
 
@@ -58,6 +65,8 @@ def from_pretrained(
         progress: show a bar; None: for large models on a terminal.
         quantised: True keeps quantised weights as they are stored, for ops that multiply with them; False dequantises
             them. None: integers are kept, FP8 is dequantised. kv_b_proj, heads and the like are always dequantised.
+        expert_slots: leave routed experts on disk and keep so many a layer in memory; see `offload_experts`.
+        expert_group: load this process's share of the routed experts; see `spread_experts`.
 
     Raises:
         CheckpointError: a file or tensor is missing, unexpected, misshapen or damaged; the message names it.
@@ -68,6 +77,8 @@ def from_pretrained(
         config = config.replace(latent_norm_eps=latent_norm_eps)
     target = _dtype_of(config.dtype if dtype == "auto" else dtype)
     checkpoint = open_checkpoint(path, config)
+    if expert_slots is not None and expert_group is not None:
+        raise ContractError("from_pretrained: expert_slots and expert_group are both given, needs one of them at most")
     kept = _kept_kinds(checkpoint, quantised)
     with torch.device("meta"):
         model = cls(checkpoint.config)
@@ -75,7 +86,12 @@ def from_pretrained(
         _add_untied(model, name)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
+    if expert_slots is not None:
+        put_in_slots(model, checkpoint, kept, expert_slots, None, target, device)
+        kept = {name: kind for name, kind in kept.items() if ".mlp.experts." not in name}
     _make_quantised(model, kept)
+    if expert_group is not None:
+        spread_experts(model, expert_group)
     model.to_empty(device=device).to(target)
     if config.tie_word_embeddings:  # to_empty makes two tensors of one
         model.lm_head.weight = model.model.embed_tokens.weight
@@ -85,13 +101,15 @@ def from_pretrained(
         if name not in weights:
             raise CheckpointError(f"checkpoint: {name} fits no parameter of the model")
         into = weights[name]
+        if index is not None:
+            index = _local(index, model.get_submodule(name.rpartition(".")[0]))
         if isinstance(into, Weight) and isinstance(value, Weight):
             for i, (tensor, part) in enumerate(zip(into.tensors, value.tensors, strict=True)):
                 load_weight(tensor, part, None if index is None else part_index(into.kind, i, index))
         elif isinstance(into, Tensor):
             load_weight(into, dequantize_weight(value, target) if isinstance(value, Weight) else value, index)
 
-    checkpoint.load_weights_into(write, progress)
+    checkpoint.load_weights_into(write, progress, lambda spec: is_own_expert(model, spec))
     model.companions = {name: Path(path) / name for name in COMPANIONS if (Path(path) / name).is_file()}
     return model.eval()
 
@@ -106,12 +124,24 @@ def save_pretrained(
 
     Quantised weights are written as they are; see checkpoint_forms.py. `extra_files` appear with the rest, by name.
     """
+    elsewhere = [n for n, m in model.named_modules() if isinstance(m, (OffloadedExperts, ParallelExperts))]
+    if elsewhere:
+        raise ContractError(
+            f"save_pretrained: {elsewhere[0]} is not whole in memory, needs a model with all its experts"
+        )
     weights = _weights_by_name(model)
     untied = {name for name in weights if name.endswith((".shared_head.head.weight", ".embed_tokens.weight"))}
     untied.discard("model.embed_tokens.weight")
     named = checkpoint_tensors(model.config, weights.__getitem__, None, untied)
     extra = {**_companions(model, path), **(extra_files or {})}
     save_checkpoint(path, model.config, _in_model_dtype(named, model.dtype), max_shard_bytes, extra)
+
+
+def _local(index: Index, experts: nn.Module) -> Index:
+    """An index into all experts of a layer as one into those of this process."""
+    assert isinstance(experts, Experts)
+    assert isinstance(index[0], int)
+    return (index[0] - experts.first, *index[1:])
 
 
 def _companions(model: Glm5ForCausalLM, path: str | PathLike[str]) -> dict[str, bytes | PathLike[str]]:

@@ -21,6 +21,7 @@ from glm5sdk.nn.layers import Linear
 from glm5sdk.nn.quantised import weight_kinds
 from glm5sdk.nn.rope import RopeTable
 from glm5sdk.nn.token_batch import TokenBatch
+from glm5sdk.parallel import ProcessGroup
 
 __all__ = ["Glm5ForCausalLM"]
 
@@ -58,11 +59,15 @@ class Glm5ForCausalLM(nn.Module):
         latent_norm_eps: float | None = None,
         progress: bool | None = None,
         quantised: bool | None = None,
+        expert_slots: int | None = None,
+        expert_group: ProcessGroup | None = None,
     ) -> Glm5ForCausalLM:
         """Load a local Hugging Face checkpoint; see glm5sdk.models.glm5.loading.from_pretrained for the arguments."""
         from glm5sdk.models.glm5.loading import from_pretrained
 
-        return from_pretrained(cls, path, dtype, device, latent_norm_eps, progress, quantised)
+        return from_pretrained(
+            cls, path, dtype, device, latent_norm_eps, progress, quantised, expert_slots, expert_group
+        )
 
     def save_pretrained(self, path: str | PathLike[str], max_shard_bytes: int = 5 * 10**9) -> None:
         """Write config.json and safetensors in Hugging Face layout and names, atomically."""
