@@ -34,8 +34,8 @@ CONFIG = Glm5Config(
 )
 
 
-def make_checkpoint(path: Path) -> None:
-    """Write it in bfloat16 in Hugging Face's layout, unless it is there; about a gigabyte.
+def make_checkpoint(path: Path, config: Glm5Config = CONFIG) -> None:
+    """Write such a model in bfloat16 in Hugging Face's layout, unless it is there; CONFIG's is about a gigabyte.
 
     Weights have the spread at which a layer keeps the size of its input, so that programs can be compared by their
     logits: with the usual 0.02 the model would hardly do anything. What a layer adds is smaller, by the root of their
@@ -45,7 +45,7 @@ def make_checkpoint(path: Path) -> None:
         return
     torch.manual_seed(0)
     with torch.device("meta"):
-        model = Glm5ForCausalLM(CONFIG)
+        model = Glm5ForCausalLM(config)
     model.to_empty(device="cpu").to(torch.bfloat16)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -53,7 +53,7 @@ def make_checkpoint(path: Path) -> None:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
             else:
                 out = "o_proj" in name or "down_proj" in name
-                scale = (2 * CONFIG.num_hidden_layers) ** -0.5 if out else 1.0
+                scale = (2 * config.num_hidden_layers) ** -0.5 if out else 1.0
                 parameter.normal_(0.0, 1.0 if "embed_tokens" in name else scale * parameter.shape[-1] ** -0.5)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
