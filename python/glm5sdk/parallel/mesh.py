@@ -44,11 +44,18 @@ class ProcessGroup:
 
     def total(self, number: int) -> int:
         """Sum of every process's number; all of the group call together."""
+        return self._reduced(number, dist.ReduceOp.SUM)
+
+    def largest(self, number: int) -> int:
+        """Largest of every process's number; all of the group call together."""
+        return self._reduced(number, dist.ReduceOp.MAX)
+
+    def _reduced(self, number: int, operation: dist.ReduceOp.RedOpType) -> int:
         if not self.name:
             return number
         group = dist.distributed_c10d._resolve_process_group(self.name)  # type: ignore[attr-defined, arg-type]
         value = torch.tensor([number], dtype=torch.int64, device=self.device)
-        dist.all_reduce(value, group=group)
+        dist.all_reduce(value, operation, group=group)
         return int(value)
 
 

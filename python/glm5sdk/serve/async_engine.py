@@ -12,7 +12,6 @@ from typing import Any
 
 from glm5sdk.core.errors import UnavailableError
 from glm5sdk.core.log import get_logger
-from glm5sdk.serve.control import run_command
 from glm5sdk.serve.engine import Engine
 from glm5sdk.serve.interface import EngineStats
 from glm5sdk.serve.outputs import Delta
@@ -83,7 +82,10 @@ class AsyncEngine:
 
     async def control(self, command: str, arguments: Mapping[str, Any]) -> Any:
         """See `EngineClient.control`."""
-        return await asyncio.wrap_future(self._submit(lambda: run_command(self.engine, command, arguments)))
+        control = self.engine.control
+        # Checkpoints are read beside the running steps; what they change is changed between two.
+        second_half = await asyncio.to_thread(control.prepare, command, dict(arguments))
+        return await asyncio.wrap_future(self._submit(lambda: control.finish(second_half)))
 
     @property
     def failure(self) -> str | None:

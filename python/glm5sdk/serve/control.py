@@ -7,39 +7,110 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from glm5sdk.core.errors import ContractError
+from glm5sdk.models.glm5.checkpoint import open_checkpoint
 
 if TYPE_CHECKING:
     from glm5sdk.serve.engine import Engine
 
-__all__ = ["commands", "run_command"]
+__all__ = ["Control"]
+
+Finish = Callable[[], Any]
 
 
-def commands(engine: Engine) -> dict[str, Callable[..., Any]]:
-    """Every command with the method that does it; docs/serving.md describes them."""
-    return {
-        "pause": engine.pause,
-        "resume": engine.resume,
-        "flush_cache": engine.flush_cache,
-        "export_prefix": engine.transfer.export_prefix,
-        "read_lease": engine.transfer.read_lease,
-        "renew_lease": engine.transfer.renew_lease,
-        "release_lease": engine.transfer.release_lease,
-        "import_prefix": engine.transfer.import_prefix,
-    }
+class Control:
+    """Commands in two halves: what may take long and changes nothing runs first, in any thread; what changes the engine
+    runs between two steps, in the engine's thread.
 
-
-def run_command(engine: Engine, command: str, arguments: Mapping[str, Any]) -> Any:
-    """Run a command when no step is in flight.
-
-    Raises:
-        ContractError: there is no such command, or its arguments do not fit; nothing was done.
+    Args:
+        engine: that is controlled.
     """
-    known = commands(engine)
-    if command not in known:
-        raise ContractError(f"engine: command is {command!r}, needs one of: {', '.join(known)}")
-    try:
-        inspect.signature(known[command]).bind(**arguments)
-    except TypeError as error:
-        raise ContractError(f"engine: arguments of {command} do not fit: {error}") from None
-    engine.drain()
-    return known[command](**arguments)
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        transfer = engine.transfer
+        self._at_once: dict[str, Callable[..., Any]] = {
+            "pause": engine.pause,
+            "resume": engine.resume,
+            "flush_cache": engine.flush_cache,
+            "unload_adapter": self._unload_adapter,
+            "list_weights": self._list_weights,
+            "export_prefix": transfer.export_prefix,
+            "read_lease": transfer.read_lease,
+            "renew_lease": transfer.renew_lease,
+            "release_lease": transfer.release_lease,
+            "import_prefix": transfer.import_prefix,
+        }
+        self._prepared: dict[str, Callable[..., Finish]] = {
+            "update_weights": self._update_weights,
+            "swap_experts": self._swap_experts,
+            "load_adapter": self._load_adapter,
+        }
+
+    def prepare(self, command: str, arguments: Mapping[str, Any]) -> Finish:
+        """The first half; what it returns is the second, for `finish`.
+
+        Raises:
+            ContractError: there is no such command, or its arguments do not fit; nothing was done.
+            CheckpointError: what is to be loaded is damaged or does not fit; nothing was done.
+        """
+        known = {**self._at_once, **self._prepared}
+        if command not in known:
+            raise ContractError(f"engine: command is {command!r}, needs one of: {', '.join(known)}")
+        try:
+            inspect.signature(known[command]).bind(**arguments)
+        except TypeError as error:
+            raise ContractError(f"engine: arguments of {command} do not fit: {error}") from None
+        if command in self._prepared:
+            return self._prepared[command](**arguments)
+        return lambda: self._at_once[command](**arguments)
+
+    def finish(self, second_half: Finish) -> Any:
+        """Run the second half when no step is in flight."""
+        self._engine.drain()
+        return second_half()
+
+    def run(self, command: str, arguments: Mapping[str, Any]) -> Any:
+        """Both halves, one after the other."""
+        return self.finish(self.prepare(command, arguments))
+
+    def _update_weights(self, path: str, version: str | None = None) -> Finish:
+        """New weights from a checkpoint, whole or partial; requests alive keep theirs."""
+        self._alone("update_weights")
+        view = self._engine.weights.read_update(path, version)
+        return lambda: {"weight_version": self._engine.set_weights(view)}
+
+    def _swap_experts(self, path: str, version: str | None = None) -> Finish:
+        """As update_weights, from a checkpoint that holds experts and nothing else."""
+        others = [
+            s.name for s in open_checkpoint(path, self._engine.model.config, partial=True).specs() if s.index is None
+        ]
+        if others:
+            raise ContractError(f"engine: {path} holds {others[0]}, needs experts alone to swap; or use update_weights")
+        return self._update_weights(path, version)
+
+    def _load_adapter(self, name: str, path: str) -> Finish:
+        """A LoRA adapter in PEFT's format, which requests may then name."""
+        self._alone("load_adapter")
+        adapter = self._engine.weights.read_adapter(name, path)
+
+        def finish() -> dict[str, Any]:
+            self._engine.weights.add_adapter(adapter)
+            self._engine.flush_namespace(name)
+            return self._list_weights()
+
+        return finish
+
+    def _unload_adapter(self, name: str) -> dict[str, Any]:
+        self._engine.weights.drop_adapter(name)
+        self._engine.flush_namespace(name)
+        return self._list_weights()
+
+    def _list_weights(self) -> dict[str, Any]:
+        return {"weight_version": self._engine.weight_version, "adapters": self._engine.weights.adapters}
+
+    def _alone(self, command: str) -> None:
+        if self._engine.lockstep is not None:
+            raise ContractError(
+                f"engine: {command} came while experts are spread over processes, needs all experts in one process; "
+                "start the group again with the new weights"
+            )

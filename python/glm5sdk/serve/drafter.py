@@ -37,6 +37,7 @@ class Drafter:
         pools: the cache, the MTP layer's pools included.
         tokens: drafts a step.
         share_indices: drafts after the first attend to the keys that the first one selected.
+        together: draft also when nothing is to be drafted, because other processes do.
         rejection: draw drafts with a noise of their own and keep their distributions for the rejection rule.
 
     Raises:
@@ -44,9 +45,16 @@ class Drafter:
     """
 
     def __init__(
-        self, model: Glm5ForCausalLM, pools: CachePools, tokens: int, share_indices: bool, rejection: bool = False
+        self,
+        model: Glm5ForCausalLM,
+        pools: CachePools,
+        tokens: int,
+        share_indices: bool,
+        together: bool = False,
+        rejection: bool = False,
     ) -> None:
         self.model, self.pools, self.tokens, self.share_indices = model, pools, tokens, share_indices
+        self.together = together
         self.distributions: WeakKeyDictionary[Sequence, list[Tensor]] | None = (
             WeakKeyDictionary() if rejection else None
         )
@@ -79,7 +87,7 @@ class Drafter:
             for i, w in enumerate(group.works)
             if results[i].tokens and not needs_last_token(w.sequence) and self._room(w.sequence, results[i]) > 0
         ]
-        if not works:
+        if not works and not self.together:
             return
         indices = chosen[0][[lasts[i] for i in works]] if self.share_indices and chosen else None
         self._propose(group, works, drafted_TN[[lasts[i] for i in works]], indices, lengths, results)

@@ -24,9 +24,12 @@ def emit(sequence: Sequence) -> Delta | None:
         new = new[:used]
     elif sequence.finished:
         text += sequence.text.finish()
+    first = sequence.emitted == sequence.prompt_len
     sequence.emitted += len(new)
     delta = sequence.delta(token_ids=new, text=text, finish_reason=sequence.finish_reason)
     delta.stop_reason = sequence.stop_reason
+    if first and sequence.started is not None:
+        delta.queue_seconds = sequence.started - sequence.arrival
     if sequence.params.logprobs is not None:
         delta.logprobs, sequence.logprobs = sequence.logprobs[: len(new)], []
     if sequence.prompt_logprobs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Many
@@ -12,14 +13,17 @@ from typing import TYPE_CHECKING
 from glm5sdk.core.errors import ContractError
 from glm5sdk.core.log import get_logger
 from glm5sdk.nn.cache import CachePools
+from glm5sdk.nn.weight_view import WeightView
 from glm5sdk.serve.admission import AdmissionPolicy, FirstCome
 from glm5sdk.serve.config import EngineConfig
+from glm5sdk.serve.control import Control
 from glm5sdk.serve.drafter import Drafter
 from glm5sdk.serve.emission import emit
 from glm5sdk.serve.executor import InlineExecutor, ThreadExecutor
 from glm5sdk.serve.intake import Intake
 from glm5sdk.serve.interface import EngineInfo, EngineStats, OverloadedError
 from glm5sdk.serve.leases import Leases
+from glm5sdk.serve.lockstep import Lockstep
 from glm5sdk.serve.outputs import Delta
 from glm5sdk.serve.pages import PagePool
 from glm5sdk.serve.params import SamplingParams
@@ -30,6 +34,7 @@ from glm5sdk.serve.runner import ModelRunner
 from glm5sdk.serve.scheduler import Scheduler
 from glm5sdk.serve.sequence import Sequence
 from glm5sdk.serve.step import Drawn, Step
+from glm5sdk.serve.weights import Weights
 
 if TYPE_CHECKING:
     from glm5sdk.models.glm5.model import Glm5ForCausalLM
@@ -53,6 +58,8 @@ class Engine:
         config: sizes and switches.
         admission: the queue; by default first come, first served within a priority.
         policy: the scheduler's choices.
+        lockstep: the other processes over which the model's experts are spread; `step` then has to be called all the
+            time, by every process.
         clock: seconds, monotonic.
 
     Raises:
@@ -68,6 +75,7 @@ class Engine:
         *,
         admission: AdmissionPolicy | None = None,
         policy: SchedulingPolicy | None = None,
+        lockstep: Lockstep | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model, self.tokenizer, self.clock = model.eval(), tokenizer, clock
@@ -83,8 +91,10 @@ class Engine:
             share = c.share_draft_indices
             share = model.config.index_share_for_mtp_iteration if share is None else share
             rejection = c.speculative_method == "rejection"
-            drafter = Drafter(model, self.pools, c.speculative_tokens, share, rejection)
-        self.runner = ModelRunner(model, self.pools, drafter)
+            drafter = Drafter(model, self.pools, c.speculative_tokens, share, lockstep is not None, rejection)
+        self.runner = ModelRunner(model, self.pools, drafter, lockstep)
+        self.weights = Weights(model, c.weight_version)
+        self.runner.installed = self.weights.base
         self.scheduler = Scheduler(
             c, self.pages, cache, admission or FirstCome(), policy or DecodeFirst(), model.device
         )
@@ -98,7 +108,13 @@ class Engine:
         self.transfer = PrefixTransfer(self)
         self.stop_ids = frozenset(model.config.eos_token_id) | frozenset(tokenizer.stop_ids if tokenizer else ())
         self.intake = Intake(c, model.config.vocab_size, self.max_model_len, self.pages.total, self.stop_ids, tokenizer)
-        self.weight_version = ""
+        self.lockstep = lockstep
+        self.control = Control(self)
+
+    @property
+    def weight_version(self) -> str:
+        """Of the weights that new requests get, adapters aside."""
+        return self.weights.version
 
     @property
     def info(self) -> EngineInfo:
@@ -143,13 +159,12 @@ class Engine:
         if request_id in self._alive:
             raise ContractError(f"engine: request_id is {request_id!r}, needs one that no request alive has")
         tokens = self.intake.check(prompt_token_ids, params)
-        if adapter is not None:
-            raise ContractError(f"engine: adapter is {adapter!r}, needs the name of a loaded adapter")
+        view = self.weights.view(adapter)
         self._check_queue(len(tokens), params.n)
         now = self.clock()
         sequences = self.intake.sequences(
-            request_id, tokens, params, priority=priority, namespace=self.namespace(cache_salt), now=now,
-            weight_version=self.weight_version, view=None,
+            request_id, tokens, params, priority=priority, namespace=self.namespace(cache_salt, adapter), now=now,
+            view=view,
         )  # fmt: skip
         for done, sequence in enumerate(sequences):
             try:
@@ -235,9 +250,9 @@ class Engine:
         """Whether a step is in flight or deltas are ready: then `step` does not return empty-handed."""
         return self._flying is not None or bool(self._deltas)
 
-    def namespace(self, cache_salt: str) -> str:
-        """Under which prefixes of requests with this salt are cached."""
-        return cache_salt
+    def namespace(self, cache_salt: str, adapter: str | None = None) -> str:
+        """Under which prefixes of requests with this salt and adapter are cached."""
+        return json.dumps([cache_salt, adapter])
 
     def pause(self) -> None:
         """Begin no more steps; requests stay where they are and new ones are queued."""
@@ -248,11 +263,29 @@ class Engine:
         self._paused = False
 
     def flush_cache(self) -> None:
-        """Forget all cached prefixes; running requests keep their pages."""
+        """Forget all cached prefixes; requests alive keep their pages, and leave nothing behind."""
         if self.scheduler.cache is not None:
             self.scheduler.cache.flush()
-            for sequence in self.scheduler.everyone():
-                sequence.inserted = 0
+        for sequences in self._alive.values():
+            for sequence in sequences:
+                sequence.current = False
+
+    def flush_namespace(self, adapter: str) -> None:
+        """Forget prefixes cached under an adapter, whatever their salt."""
+        if self.scheduler.cache is not None:
+            for name in self.scheduler.cache.namespaces():
+                if json.loads(name)[1] == adapter:
+                    self.scheduler.cache.flush(name)
+        for sequences in self._alive.values():
+            for sequence in sequences:
+                sequence.current &= json.loads(sequence.namespace)[1] != adapter
+
+    def set_weights(self, view: WeightView) -> str:
+        """Give new requests other weights; those alive keep theirs. No step may be in flight. The new version."""
+        self.weights.replace_base(view)
+        self.runner.installed = self.weights.base
+        self.flush_cache()
+        return self.weight_version
 
     def close(self) -> None:
         """Abort what is left and end the engine's thread."""
@@ -263,6 +296,8 @@ class Engine:
 
     def _begin(self, ahead: bool) -> None:
         step = None if self._paused else self.scheduler.plan(self.clock(), ahead)
+        if step is None and self.lockstep is not None:
+            step = Step([])
         if step is not None:
             self._flying = step, self._executor.submit(step)
 
@@ -273,14 +308,16 @@ class Engine:
         """Take in what a step computed."""
         try:
             results = future.result()
-        except Exception as error:  # noqa: BLE001 - logged, and told to every request of the step
+        except Exception as error:
             _log.exception("a step failed; its requests end with an error")
+            if self.lockstep is not None:
+                raise  # the others wait in a collective that this process has left: the group must start anew
             for work in step.works:
                 self._fail(work.sequence, f"{type(error).__name__}: {error}")
             self.scheduler.settle()
             return
         self.scheduler.settle()
-        self._totals.steps += 1
+        self._totals.steps += bool(step.groups)
         for work, drawn in zip(step.works, results, strict=True):
             sequence = work.sequence
             sequence.ahead -= bool(work.draws)

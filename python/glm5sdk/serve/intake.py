@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from glm5sdk.core.errors import CapacityError, ContractError
+from glm5sdk.nn.weight_view import WeightView
 from glm5sdk.serve.config import EngineConfig
 from glm5sdk.serve.detokenize import TextStream
 from glm5sdk.serve.params import SamplingParams
@@ -65,8 +66,7 @@ class Intake:
         priority: int,
         namespace: str,
         now: float,
-        weight_version: str,
-        view: Any,
+        view: WeightView,
     ) -> list[Sequence]:
         """The n sequences of a checked request."""
         seed = secrets.randbits(62) if params.seed is None else params.seed
@@ -94,7 +94,6 @@ class Intake:
                 ),
                 priority=priority,
                 arrival=now,
-                weight_version=weight_version,
                 view=view,
             )
             for index in range(params.n)

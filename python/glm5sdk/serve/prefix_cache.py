@@ -158,6 +158,10 @@ class RadixCache:
             freed += 1
         return freed
 
+    def namespaces(self) -> list[str]:
+        """Those that hold something."""
+        return list(self._roots)
+
     def flush(self, namespace: str | None = None) -> None:
         """Forget a namespace, or all; pages that sequences use live on until those release them."""
         for name in list(self._roots) if namespace is None else [namespace] * (namespace in self._roots):

@@ -11,12 +11,13 @@ from torch import Tensor
 from glm5sdk import ops
 from glm5sdk.nn.cache import CachePools
 from glm5sdk.serve.drafter import Drafter
+from glm5sdk.serve.lockstep import Lockstep
 from glm5sdk.serve.logits import change_logits, needs_last_token
 from glm5sdk.serve.logprobs import token_logprobs
 from glm5sdk.serve.outputs import TokenLogprob
 from glm5sdk.serve.rejection import accept_drafts
 from glm5sdk.serve.sequence import Sequence
-from glm5sdk.serve.step import Drawn, Group, Step
+from glm5sdk.serve.step import Drawn, Group, Step, make_group
 
 if TYPE_CHECKING:
     from glm5sdk.models.glm5.model import Glm5ForCausalLM
@@ -31,29 +32,44 @@ class ModelRunner:
         model: in eval mode.
         pools: of the cache, the MTP layer's included when a drafter is given.
         drafter: proposes tokens after each step, or None.
+        lockstep: the other processes over which the experts are spread, or None.
     """
 
-    def __init__(self, model: Glm5ForCausalLM, pools: CachePools, drafter: Drafter | None = None) -> None:
-        self.model, self.pools, self.drafter = model, pools, drafter
+    def __init__(
+        self,
+        model: Glm5ForCausalLM,
+        pools: CachePools,
+        drafter: Drafter | None = None,
+        lockstep: Lockstep | None = None,
+    ) -> None:
+        self.model, self.pools, self.drafter, self.lockstep = model, pools, drafter, lockstep
+        self.installed: Any = None  # the view whose weights are the model's own
         self._last: dict[Sequence, int] = {}
 
     @torch.no_grad()
     def run(self, step: Step) -> list[Drawn]:
         """Compute a step; one result a work, in the order of `step.works`."""
         self.pools.copy_pages([s for s, _ in step.copies], [t for _, t in step.copies])
-        drawn = [result for group in step.groups for result in self._run_group(group)]
+        groups = list(step.groups)
+        if self.lockstep is not None:
+            missing = self.lockstep.passes(len(groups)) - len(groups)
+            groups += [make_group(None, [], self.pools.page_size, self.model.device)] * missing
+        drawn = [result for group in groups for result in self._run_group(group)]
         self._last = {w.sequence: d.tokens[-1] for w, d in zip(step.works, drawn, strict=True) if d.tokens}
         return drawn
 
     def _run_group(self, group: Group) -> list[Drawn]:
         self._fill_in(group)
-        with _active(group.view, self.model):
+        with self._weights(group.view):
             hidden_TN = self.model.hidden_states(group.ids, self.model.context(group.batch, self.pools))
             results, next_ids = self._draw(group, hidden_TN)
             self._prompt_logprobs(group, hidden_TN, results)
             if self.drafter is not None:
                 self.drafter.draft(group, hidden_TN, next_ids, results)
         return results
+
+    def _weights(self, view: Any) -> AbstractContextManager[Any]:
+        return nullcontext() if view is None or view is self.installed else view.active(self.model)
 
     def _fill_in(self, group: Group) -> None:
         """Put the tokens that the step before drew where this step was made without them."""
@@ -144,7 +160,3 @@ def _confirmed(drafts: list[int], draws: list[int]) -> list[int]:
     while good < len(drafts) and drafts[good] == draws[good]:
         good += 1
     return draws[: good + 1]
-
-
-def _active(view: Any, model: Glm5ForCausalLM) -> AbstractContextManager[Any]:
-    return nullcontext() if view is None else view.active(model)

@@ -73,6 +73,8 @@ class Scheduler:
         for sequence in self._admit(now):
             if budget <= 0 or (work := self._start(sequence, budget, works)) is None:
                 break
+            if sequence.started is None:
+                sequence.started = now
             self.ready.remove(sequence)
             self.running.append(sequence)
             works.append(work)
@@ -92,7 +94,7 @@ class Scheduler:
 
     def share_prefix(self, sequence: Sequence, whole_pages: bool) -> None:
         """Give the rows computed so far to the prefix cache; with `whole_pages` not those of a page still filling."""
-        if self.cache is None:
+        if self.cache is None or not sequence.current:
             return
         size = self.config.page_size
         # A stop string may have cut tokens whose rows were computed.
@@ -222,7 +224,11 @@ class Scheduler:
         return self._work(sequence, count, [])
 
     def _match(self, sequence: Sequence) -> Match | None:
-        if self.cache is None or (sequence.params.prompt_logprobs is not None and not sequence.generated):
+        if (
+            self.cache is None
+            or not sequence.current
+            or (sequence.params.prompt_logprobs is not None and not sequence.generated)
+        ):
             return None
         # The last token is computed in any case: the next one is drawn from its hidden state.
         tokens = sequence.tokens if self.cache.lookahead else sequence.tokens[:-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from glm5sdk.nn.weight_view import WeightView
 from glm5sdk.serve.detokenize import TextStream
 from glm5sdk.serve.outputs import Delta, TokenLogprob
 from glm5sdk.serve.params import SamplingParams
@@ -28,7 +29,9 @@ class Sequence:
         stop_ids: tokens that end it.
         limit: length at which it ends.
         namespace: under which its prefix is cached.
-        view: weights it was admitted with, None for the engine's base weights as they are.
+        view: weights it was admitted with.
+        current: those are still the ones that new requests get, so that its prefix is of use to them.
+        started: when its first step was planned.
         guide: matcher of structured output, or None.
         text: of the continuation.
         pages: of the cache, in order.
@@ -53,12 +56,12 @@ class Sequence:
     limit: int
     namespace: str
     text: TextStream
+    view: WeightView
     priority: int = 0
     arrival: float = 0.0
-    view: Any = None
-    adapter: str | None = None
-    weight_version: str = ""
     guide: Any = None
+    current: bool = True
+    started: float | None = None
     prompt_len: int = field(init=False)
     pages: list[int] = field(default_factory=list)
     planned: int = 0
@@ -114,5 +117,5 @@ class Sequence:
         """An empty delta of this sequence."""
         return Delta(
             self.request_id, self.index, prompt_tokens=self.prompt_len, cached_tokens=self.cached or 0,
-            weight_version=self.weight_version, seed=self.seed, **more,
+            weight_version=self.view.version, seed=self.seed, **more,
         )  # fmt: skip

@@ -171,6 +171,6 @@ def paged_batch(table: Tensor, rows: Many[int], past: Many[int], page_size: int)
 
 
 def _table(pages: list[list[int]], device: torch.device) -> Tensor:
-    widest = max((len(p) for p in pages), default=0)
+    widest = max((len(p) for p in pages), default=1)
     rows = [p + [0] * (widest - len(p)) for p in pages]
     return torch.tensor(rows, dtype=torch.int32, device=device).view(len(pages), widest)
