@@ -288,10 +288,14 @@ class Engine:
         return self.weight_version
 
     def close(self) -> None:
-        """Abort what is left and end the engine's thread."""
+        """Abort what is left and end the engine's thread; spread over processes, wait for the others to close too."""
         for request_id in list(self._alive):
             self.abort(request_id)
         self.drain()
+        if self.lockstep is not None:  # its experts are needed until all processes want to end
+            self.lockstep.closing = True
+            while not self.lockstep.ended:
+                self._executor.submit(Step([])).result()
         self._executor.close()
 
     def _begin(self, ahead: bool) -> None:

@@ -19,14 +19,21 @@ class Lockstep:
 
     Args:
         group: the processes.
+
+    Attributes:
+        closing: this process wants to leave; it goes on taking part until all want to.
+        ended: all have left; there will be no more steps.
     """
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
+        self.closing = self.ended = False
 
     def passes(self, own: int) -> int:
         """The largest number of passes that any process has; 0, after a short rest, when all are idle."""
-        most = self.group.largest(own)
-        if most == 0:
+        # 0 is said by those who want to leave, 1 by the idle, more by those with passes.
+        most = self.group.largest(0 if self.closing and not own else own + 1)
+        self.ended = most == 0
+        if most == 1:
             time.sleep(IDLE_SECONDS)
-        return most
+        return max(0, most - 1)
