@@ -23,10 +23,6 @@ CACHES = {
     "fp8_ds_mla": {"kv_format": "fp8_ds_mla"},
     "fp8": {"kv_format": "fp8_ds_mla", "index_format": "fp8"},
 }
-    "auto": {},
-    "fp8_ds_mla": {"kv_format": "fp8_ds_mla"},
-    "fp8": {"kv_format": "fp8_ds_mla", "index_format": "fp8"},
-}
 
 
 @cache
