@@ -1,0 +1,138 @@
+"""Whatever the schedule, a request gets what `model.generate` gives it alone, and nothing is left behind."""
+
+from __future__ import annotations
+
+import pytest
+from engine_cases import (
+    CACHES,
+    CONFIGS,
+    PLAIN_PARAMS,
+    PROMPTS,
+    Results,
+    alone,
+    check_drained,
+    make_engine,
+    reference_logprobs,
+    run,
+    take_step,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from glm5sdk.serve.params import SamplingParams
+
+REQUESTS = st.lists(
+    st.tuples(
+        PROMPTS,
+        PLAIN_PARAMS,
+        st.integers(0, 12),  # step at which it comes
+        st.sampled_from([None, None, None, 0, 1, 2, 5, 9]),  # steps after which it is aborted
+        st.integers(-1, 1),  # priority
+        st.sampled_from(["", "", "salt"]),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(REQUESTS, CONFIGS, st.integers(0, 12), st.sampled_from(["auto", "auto", *CACHES]))
+@settings(deadline=None)
+def test_any_schedule_gives_what_each_request_gets_alone(requests, config, spare_pages, kv_cache_dtype):
+    size, drafts = config["page_size"], config["speculative_tokens"]
+    longest = max(-(-(len(prompt) + params.max_tokens + drafts) // size) for prompt, params, *_ in requests)
+    engine = make_engine(num_pages=longest + spare_pages, kv_cache_dtype=kv_cache_dtype, **config)
+    results: Results = {}
+    step = 0
+    while step < 13 or engine.has_work():
+        for name, (prompt, params, start, life, priority, salt) in enumerate(requests):
+            if step == start:
+                engine.add(str(name), prompt, params, priority=priority, cache_salt=salt)
+            if life is not None and step == start + life:
+                free = engine.stats().pages_free
+                was_alive = engine.abort(str(name))
+                assert engine.stats().pages_free >= free
+                assert not engine.abort(str(name)) or not was_alive
+        take_step(engine, results)
+        step += 1
+        assert step < 3000, engine.stats()
+    engine.close()
+    check_drained(engine)
+    for name, (prompt, params, _, life, *_) in enumerate(requests):
+        for index in range(params.n):
+            result = results[str(name), index]
+            want = alone(prompt, params, kv_cache_dtype, index)
+            assert result.seed == params.seed + index and result.error is None
+            if result.finish_reason == "abort":
+                assert life is not None and result.token_ids == want[: len(result.token_ids)]
+            else:
+                assert result.token_ids == want
+                ended = want[-1] in params.stop_token_ids or (not params.ignore_eos and want[-1] in (1, 2))
+                assert result.finish_reason == ("stop" if ended else "length")
+                assert result.stop_reason == (want[-1] if want[-1] in params.stop_token_ids else None)
+            if kv_cache_dtype == "auto":
+                _check_logprobs(prompt, params, index, result)
+
+
+def _check_logprobs(prompt, params, index, result):
+    """Bit for bit the model's own."""
+    want = reference_logprobs([*prompt, *result.token_ids]) if len(prompt) + len(result.token_ids) > 1 else []
+    if params.logprobs is None:
+        assert result.logprobs == []
+    else:
+        assert [p.token_id for p in result.logprobs] == result.token_ids
+        assert [p.logprob for p in result.logprobs] == want[len(prompt) - 1 :]
+        assert all(len(p.top) == params.logprobs for p in result.logprobs)
+    if params.prompt_logprobs is None or index > 0:
+        assert result.prompt_logprobs is None
+    elif result.token_ids:
+        assert result.prompt_logprobs[0] is None
+        assert [p.token_id for p in result.prompt_logprobs[1:]] == prompt[1:]
+        assert [p.logprob for p in result.prompt_logprobs[1:]] == want[: len(prompt) - 1]
+
+
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_tiny_pools_preempt_and_change_nothing(drafts):
+    prompts = {str(i): [3 + i, 4, 5, 6, 7, 8, 9] for i in range(4)}
+    params = SamplingParams(max_tokens=16, temperature=1.0, seed=5, ignore_eos=True)
+    engine = make_engine(num_pages=9, page_size=3, speculative_tokens=drafts, enable_prefix_caching=False)
+    results = run(engine, {name: (prompt, params) for name, prompt in prompts.items()})
+    assert engine.stats().preempted > 0
+    assert {name: results[name, 0].token_ids for name in prompts} == {n: alone(p, params) for n, p in prompts.items()}
+
+
+@pytest.mark.parametrize("temperature", [0.8, 3.0])
+def test_drafts_do_not_depend_on_where_the_prefix_came_from(temperature):
+    """Rows of the MTP layer look ahead by a token: one that was written for another token would cost drafts."""
+    head = [5, 6, 7, 8, 9, 10, 11, 12]
+    params = SamplingParams(max_tokens=24, temperature=temperature, seed=1, ignore_eos=True)
+    cold = {}
+    for tail in (20, 30):
+        engine = make_engine(speculative_tokens=2)
+        run(engine, {"a": ([*head, tail], params)})
+        cold[tail] = engine.stats().drafted_tokens, engine.stats().accepted_tokens
+    warm = make_engine(speculative_tokens=2)
+    before = (0, 0)
+    for tail in (20, 30, 20):
+        result = run(warm, {"a": ([*head, tail], params)})["a", 0]
+        after = warm.stats().drafted_tokens, warm.stats().accepted_tokens
+        assert (after[0] - before[0], after[1] - before[1]) == cold[tail]
+        assert result.token_ids == alone([*head, tail], params)
+        before = after
+    assert result.cached_tokens == 8 and cold[20][1] > 0
+
+
+def test_a_prefix_hit_is_counted_and_changes_no_bit():
+    engine = make_engine()
+    params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=3, seed=0)
+    prompt = [*range(3, 20)]
+    cold, warm = (run(engine, {"a": (prompt, params)})["a", 0] for _ in range(2))
+    assert (cold.cached_tokens, warm.cached_tokens) == (0, 16)
+    assert cold.token_ids == warm.token_ids and cold.logprobs == warm.logprobs
+    answered = run(engine, {"b": ([*prompt, *cold.token_ids, 4], params)})["b", 0]
+    assert answered.cached_tokens == 22
+    assert answered.token_ids == alone([*prompt, *cold.token_ids, 4], params)
+    engine.add("c", prompt, params, cache_salt="other")
+    results: Results = {}
+    while engine.has_work():
+        take_step(engine, results)
+    assert results["c", 0].cached_tokens == 0 and results["c", 0].token_ids == cold.token_ids
