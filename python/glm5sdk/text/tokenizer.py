@@ -31,6 +31,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         added = backend.get_added_tokens_decoder()
+        self._added = frozenset(added)
         self._special = frozenset(token for token, entry in added.items() if entry.special)
 
     @classmethod
@@ -61,6 +62,11 @@ class Tokenizer:
         return self._special
 
     @property
+    def added_ids(self) -> frozenset[int]:
+        """Ids of the tokens that were added to the vocabulary: special ones, and tags such as `<think>`."""
+        return self._added
+
+    @property
     def stop_ids(self) -> tuple[int, ...]:
         """Ids of the GLM stop tokens that this tokenizer has."""
         ids = (self.token_id(token) for token in GLM_STOP_TOKENS)
@@ -69,6 +75,15 @@ class Tokenizer:
     def token_id(self, token: str) -> int | None:
         """The id of a token by its spelling, or None."""
         return self._backend.token_to_id(token)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token spells: a piece of UTF-8, which need not hold whole characters; nothing, if there is no token.
+
+        Raises:
+            ContractError: the id is negative or no integer, or the tokenizer is not byte-level.
+        """
+        self._must_be_byte_level()
+        return _spelled(self._backend.id_to_token(_id(token)))
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Text to ids, never cut and never padded.
@@ -102,15 +117,6 @@ class Tokenizer:
         """
         return self._backend.decode([_id(token) for token in ids], skip_special_tokens=skip_special_tokens)
 
-    def token_bytes(self, token: int) -> bytes:
-        """The bytes that an id stands for, special tokens as they are spelled; none for an id without a token.
-
-        Raises:
-            ContractError: the id is negative or no integer.
-        """
-        text = self._backend.id_to_token(_id(token))
-        return b"" if text is None else _spelled_bytes(text)
-
     def stream(self, *, skip_special_tokens: bool = True, hide: Iterable[int] = ()) -> StreamDecoder:
         """A decoder that takes ids as they come and gives the text that is certain.
 
@@ -122,11 +128,14 @@ class Tokenizer:
         Raises:
             ContractError: the tokenizer is not byte-level, so a piece of a token has no bytes of its own.
         """
+        self._must_be_byte_level()
+        hidden = {*hide, *self.stop_ids, *(self._special if skip_special_tokens else ())}
+        return StreamDecoder(self._backend, frozenset(hidden))
+
+    def _must_be_byte_level(self) -> None:
         if not isinstance(self._backend.decoder, decoders.ByteLevel):
             kind = type(self._backend.decoder).__name__
             raise ContractError(f"tokenizer: decoder is {kind}, needs ByteLevel to stream; decode whole texts instead")
-        hidden = {*hide, *self.stop_ids, *(self._special if skip_special_tokens else ())}
-        return StreamDecoder(self._backend, frozenset(hidden))
 
 
 class StreamDecoder:
@@ -152,11 +161,12 @@ class StreamDecoder:
         return rest
 
     def _bytes(self, token: int) -> bytes:
-        text = None if _id(token) in self._hidden else self._backend.id_to_token(token)
-        return b"" if text is None else _spelled_bytes(text)
+        return b"" if _id(token) in self._hidden else _spelled(self._backend.id_to_token(token))
 
 
-def _spelled_bytes(text: str) -> bytes:
+def _spelled(text: str | None) -> bytes:
+    if text is None:
+        return b""
     try:
         return bytes(_BYTE_OF[character] for character in text)
     except KeyError:  # an added token is spelled in plain text
