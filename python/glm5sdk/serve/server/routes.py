@@ -16,6 +16,8 @@ from glm5sdk.serve.server.chat_fields import ChatRequest
 from glm5sdk.serve.server.completion_fields import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from glm5sdk.serve.server.openai_chat import chat_completions
 from glm5sdk.serve.server.openai_completions import completions
+from glm5sdk.serve.server.responses import delete_response, get_response, list_input_items, responses
+from glm5sdk.serve.server.responses_fields import ResponsesRequest
 from glm5sdk.serve.server.service import Service
 
 __all__ = ["ROUTES", "Route"]
@@ -46,6 +48,10 @@ STREAMS = ("application/json", "text/event-stream")
 ROUTES = (
     Route("POST", "/v1/chat/completions", chat_completions, "Answer a conversation.", ChatRequest, STREAMS),
     Route("POST", "/v1/completions", completions, "Continue a text.", CompletionRequest, STREAMS),
+    Route("POST", "/v1/responses", responses, "Answer an input.", ResponsesRequest, STREAMS),
+    Route("GET", "/v1/responses/{response_id}", get_response, "A kept answer."),
+    Route("DELETE", "/v1/responses/{response_id}", delete_response, "Forget a kept answer."),
+    Route("GET", "/v1/responses/{response_id}/input_items", list_input_items, "What a kept answer answers."),
     Route("POST", "/v1/messages", messages, "Answer a conversation in Anthropic's protocol.", MessagesRequest, STREAMS),
     Route("POST", "/v1/messages/count_tokens", count_tokens, "Tokens of a prompt.", CountTokensRequest),
     Route("GET", "/v1/models", info_routes.models, "Names that requests may use."),
