@@ -23,6 +23,7 @@ from glm5sdk.serve.server.limits import Admission
 from glm5sdk.serve.server.metrics import Metrics
 from glm5sdk.serve.server.model_text import ModelText
 from glm5sdk.serve.server.openapi import document_of
+from glm5sdk.serve.server.responses_store import ResponseStore
 from glm5sdk.serve.server.service import Service
 from glm5sdk.serve.server.settings import ServerSettings
 from glm5sdk.serve.server.sse import HungUpError, while_connected
@@ -43,7 +44,8 @@ def create_app(engine: EngineClient, settings: ServerSettings, text: ModelText) 
     Returns:
         The application; `app.state.service` is what its routes share.
     """
-    service = Service(engine, settings, text, Metrics(engine), Admission(engine, settings))
+    kept = ResponseStore(settings.max_stored_responses, settings.max_stored_bytes)
+    service = Service(engine, settings, text, Metrics(engine), Admission(engine, settings), kept)
     # No documentation pages: they would load scripts from elsewhere.
     app = FastAPI(title="glm5sdk", version=glm5sdk.__version__, docs_url=None, redoc_url=None)
     app.state.service = service
@@ -64,7 +66,7 @@ def create_app(engine: EngineClient, settings: ServerSettings, text: ModelText) 
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.allow_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-glm5-weight-version", "x-request-id", "retry-after"],
         )
@@ -92,7 +94,7 @@ async def _answered(
         async with asyncio.timeout(service.settings.request_timeout):
             return await handler(service, request)
 
-    if request.method == "GET":
+    if request.method != "POST":
         return await work()
     # The body is read here, before somebody else listens for the client's end on the same channel.
     request.state.body = await read_body(request, service.settings)

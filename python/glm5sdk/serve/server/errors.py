@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from typing import Any
@@ -11,11 +10,12 @@ import msgspec
 from starlette.responses import Response
 
 from glm5sdk.core.errors import CapacityError, ContractError, UnavailableError
+from glm5sdk.core.log import get_logger
 from glm5sdk.serve.interface import OverloadedError
 
 __all__ = ["ApiError", "as_api_error", "error_event", "error_response", "speaks_anthropic"]
 
-log = logging.getLogger("glm5sdk.serve")
+log = get_logger("serve")
 
 # How SamplingParams names a field that is wrong.
 _FIELD = re.compile(r"sampling params: (\w+) ")
@@ -83,7 +83,7 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, OverloadedError):
         return ApiError(429, str(error), code="overloaded", retry_after=error.retry_after)
     if isinstance(error, UnavailableError):
-        return ApiError(400, str(error), code="unavailable")
+        return ApiError(503, str(error), code="unavailable")
     if isinstance(error, (ContractError, CapacityError)):
         found = _FIELD.match(str(error))
         return ApiError(400, str(error), param=found.group(1) if found else None)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import MutableMapping
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from glm5sdk.core.log import get_logger
 from glm5sdk.serve.server.auth import OPEN_PATHS, Keys
 from glm5sdk.serve.server.errors import ApiError, as_api_error, error_response
 from glm5sdk.serve.server.service import Service
 
 __all__ = ["Gate"]
 
-log = logging.getLogger("glm5sdk.serve")
+log = get_logger("serve")
 
 
 class Gate:

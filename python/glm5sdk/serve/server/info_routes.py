@@ -36,6 +36,9 @@ async def health(service: Service, request: Request) -> Response:
     """200 while new work is taken, else 503."""
     if service.draining:
         raise ApiError(503, "server: draining, takes no new work", code="draining", retry_after=5)
+    failure = getattr(service.engine, "failure", None)  # not every engine can fail and live on
+    if failure is not None:
+        raise ApiError(503, f"engine: it has stopped: {failure}", code="engine_stopped")
     return answer({"status": "ok", "weight_version": service.engine.stats().weight_version})
 
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from glm5sdk.core.errors import CheckpointError
+from glm5sdk.core.log import get_logger
 from glm5sdk.text.chat import ChatTemplate
 from glm5sdk.text.generation_config import GenerationConfig
 from glm5sdk.text.tokenizer import Tokenizer
 
 __all__ = ["DEFAULT_TEMPLATE", "ModelText"]
 
-log = logging.getLogger("glm5sdk.serve")
+log = get_logger("serve")
 
 DEFAULT_TEMPLATE = Path(__file__).with_name("default_chat_template.jinja")
 _LONG = 4096  # characters that are tokenised in a thread: a hundred thousand take tens of milliseconds

@@ -63,10 +63,13 @@ def document_of(app: FastAPI, routes: Sequence[Route]) -> dict[str, Any]:
     """The document; built once and kept by the application."""
     if app.openapi_schema is None:
         bodies = [route.body for route in routes if route.body is not None]
-        _, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
+        schemas, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
+        found = iter(schemas)
         paths: dict[str, Any] = {}
         for route in routes:
-            paths.setdefault(re.sub(r":\w+}", "}", route.path), {})[route.method.lower()] = _operation(route)
+            paths.setdefault(re.sub(r":\w+}", "}", route.path), {})[route.method.lower()] = _operation(
+                route, None if route.body is None else next(found)
+            )
         app.openapi_schema = {
             "openapi": "3.1.0",
             "info": {"title": app.title, "version": app.version},
@@ -83,7 +86,7 @@ def document_of(app: FastAPI, routes: Sequence[Route]) -> dict[str, Any]:
     return app.openapi_schema
 
 
-def _operation(route: Route) -> dict[str, Any]:
+def _operation(route: Route, schema: dict[str, Any] | None) -> dict[str, Any]:
     error = "AnthropicError" if speaks_anthropic(route.path) else "Error"
     refused = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
     responses: dict[str, Any] = {
@@ -107,7 +110,6 @@ def _operation(route: Route) -> dict[str, Any]:
             {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
             for name in names
         ]
-    if route.body is not None:
-        schema = {"$ref": f"#/components/schemas/{route.body.__name__}"}
+    if schema is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     return operation

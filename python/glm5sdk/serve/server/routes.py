@@ -9,11 +9,15 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from glm5sdk.serve.server import info_routes
+from glm5sdk.serve.server import admin, info_routes
+from glm5sdk.serve.server.anthropic import count_tokens, messages
+from glm5sdk.serve.server.anthropic_fields import CountTokensRequest, MessagesRequest
 from glm5sdk.serve.server.chat_fields import ChatRequest
 from glm5sdk.serve.server.completion_fields import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from glm5sdk.serve.server.openai_chat import chat_completions
 from glm5sdk.serve.server.openai_completions import completions
+from glm5sdk.serve.server.responses import delete_response, get_response, list_input_items, responses
+from glm5sdk.serve.server.responses_fields import ResponsesRequest
 from glm5sdk.serve.server.service import Service
 
 __all__ = ["ROUTES", "Route"]
@@ -44,6 +48,12 @@ STREAMS = ("application/json", "text/event-stream")
 ROUTES = (
     Route("POST", "/v1/chat/completions", chat_completions, "Answer a conversation.", ChatRequest, STREAMS),
     Route("POST", "/v1/completions", completions, "Continue a text.", CompletionRequest, STREAMS),
+    Route("POST", "/v1/responses", responses, "Answer an input.", ResponsesRequest, STREAMS),
+    Route("GET", "/v1/responses/{response_id}", get_response, "A kept answer."),
+    Route("DELETE", "/v1/responses/{response_id}", delete_response, "Forget a kept answer."),
+    Route("GET", "/v1/responses/{response_id}/input_items", list_input_items, "What a kept answer answers."),
+    Route("POST", "/v1/messages", messages, "Answer a conversation in Anthropic's protocol.", MessagesRequest, STREAMS),
+    Route("POST", "/v1/messages/count_tokens", count_tokens, "Tokens of a prompt.", CountTokensRequest),
     Route("GET", "/v1/models", info_routes.models, "Names that requests may use."),
     Route("GET", "/v1/models/{name:path}", info_routes.model, "One of them."),
     Route("POST", "/tokenize", info_routes.tokenize, "Text or a conversation to token ids.", TokenizeRequest),
@@ -52,4 +62,13 @@ ROUTES = (
     Route("GET", "/health", info_routes.health, "Whether new work is taken."),
     Route("GET", "/version", info_routes.version, "Version of the package and of the weights."),
     Route("GET", "/metrics", info_routes.metrics, "Numbers for Prometheus.", media=("text/plain",)),
+    Route("POST", "/admin/pause", admin.pause, "Begin no more steps."),
+    Route("POST", "/admin/resume", admin.resume, "Go on after a pause."),
+    Route("POST", "/admin/load_adapter", admin.load_adapter, "Load an adapter.", admin.AdapterSource),
+    Route("POST", "/admin/unload_adapter", admin.unload_adapter, "Forget an adapter.", admin.AdapterName),
+    Route("POST", "/admin/update_weights", admin.update_weights, "Other weights for new requests.", admin.Arguments),
+    Route("POST", "/admin/swap_experts", admin.swap_experts, "Other experts for new requests.", admin.Arguments),
+    Route("POST", "/admin/control", admin.control, "Run one of the engine's commands.", admin.Command),
+    Route("POST", "/admin/drain", admin.drain, "Refuse new work; wait for what runs.", admin.DrainRequest),
+    Route("GET", "/admin/stats", admin.show_stats, "The engine's numbers and facts."),
 )

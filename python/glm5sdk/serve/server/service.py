@@ -11,6 +11,7 @@ from glm5sdk.serve.server.errors import ApiError
 from glm5sdk.serve.server.limits import Admission
 from glm5sdk.serve.server.metrics import Metrics
 from glm5sdk.serve.server.model_text import ModelText
+from glm5sdk.serve.server.responses_store import ResponseStore
 from glm5sdk.serve.server.settings import ServerSettings
 
 __all__ = ["Service", "new_id"]
@@ -27,6 +28,7 @@ class Service:
 
     Attributes:
         engine, settings, text, metrics, admission: its parts.
+        responses: answers kept for the Responses API.
         adapters: names of the loaded adapters, which requests use as model names.
         alive: answer id -> the engine's names of its requests, for /abort.
         in_flight: HTTP requests being answered.
@@ -39,6 +41,7 @@ class Service:
     text: ModelText
     metrics: Metrics
     admission: Admission
+    responses: ResponseStore
     adapters: set[str] = field(default_factory=set)
     alive: dict[str, tuple[str, ...]] = field(default_factory=dict)
     in_flight: int = 0

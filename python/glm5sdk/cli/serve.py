@@ -1,0 +1,66 @@
+"""`glm5 serve`: a checkpoint behind an API server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from glm5sdk.cli.choose import chosen
+from glm5sdk.core.errors import UnavailableError
+from glm5sdk.models.glm5 import Glm5ForCausalLM
+from glm5sdk.serve.async_engine import AsyncEngine
+from glm5sdk.serve.config import EngineConfig
+from glm5sdk.serve.engine import Engine
+from glm5sdk.serve.server import ServerSettings, create_app
+
+__all__ = ["ServeOptions", "keys_of", "serve_checkpoint"]
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What `glm5 serve` was asked for; `settings` and `engine` are fields of ServerSettings and EngineConfig."""
+
+    host: str
+    port: int
+    dtype: str
+    device: str
+    chat_template: Path | None
+    tool_format: str | None
+    access_log: bool
+    settings: dict[str, Any] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)
+
+
+def keys_of(given: Sequence[str], variable: str = "GLM5SDK_API_KEY") -> tuple[str, ...]:
+    """Keys of the command line, or else those of the environment, separated by commas."""
+    return tuple(given) or tuple(key.strip() for key in os.environ.get(variable, "").split(",") if key.strip())
+
+
+def serve_checkpoint(errors: Console, path: Path, options: ServeOptions, backends: Sequence[str]) -> None:
+    """Load a checkpoint and serve it until a signal comes."""
+    settings = ServerSettings(**options.settings)
+    config = EngineConfig(**options.engine)
+    try:
+        from glm5sdk.serve.server.model_text import ModelText
+        from glm5sdk.serve.server.run import serve
+    except ImportError as error:
+        raise UnavailableError(
+            f'serve: package {error.name} is missing, needs the extra: pip install "glm5sdk[serve]"'
+        ) from error
+    text = ModelText.from_pretrained(path, chat_template=options.chat_template, tool_format=options.tool_format)
+    if not settings.api_keys and options.host not in ("127.0.0.1", "localhost", "::1"):
+        errors.print(f"[yellow]no API key is set: everyone who reaches {options.host} may use this server[/]")
+    with chosen(backends):
+        model = Glm5ForCausalLM.from_pretrained(path, dtype=options.dtype, device=options.device)
+        engine = AsyncEngine(Engine(model, text.tokenizer, config))
+    try:
+        app = create_app(engine, settings, text)
+        serve(app, host=options.host, port=options.port, access_log=options.access_log)
+    finally:
+        engine.close()
+        text.template.close()
