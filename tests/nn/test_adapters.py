@@ -149,7 +149,15 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     "rank": (lambda f: edit_config(f, r=0), "r in .* is 0"),
     "other rank": (lambda f: edit_config(f, r=5), r"lora_A is torch.float32 \[3, 33\], needs floats \[5, 33\]"),
     "alpha": (lambda f: edit_config(f, lora_alpha="2"), "lora_alpha .* is '2'"),
-    "pattern": (lambda f: edit_config(f, rank_pattern={"x": 1}), "rank_pattern"),
+    "pattern": (lambda f: edit_config(f, rank_pattern={"(": 1}), r"rank_pattern in .* needs regular expressions"),
+    "pattern's rank": (lambda f: edit_config(f, rank_pattern={"o_proj": 2}), r"needs floats \[2, 33\]"),
+    "pattern's alpha": (lambda f: edit_config(f, alpha_pattern={"x": None}), r"alpha_pattern 'x' in .* is None"),
+    "fused": (
+        lambda f: edit_tensors(
+            f, lambda t: t.update({f"model.layers.1.mlp.experts.lora_{s}.weight": t[KEY] for s in "AB"})
+        ),
+        r"is for a matrix \[3, 33\], needs \[\[42, 52\], \[52, 21\]\]",
+    ),
     "stranger": (lambda f: edit_tensors(f, lambda t: t.update(x=torch.ones(1))), "x in .* is unknown"),
     "half": (lambda f: edit_tensors(f, lambda t: t.pop(KEY)), "o_proj in .* has only lora_B"),
     "nan": (lambda f: edit_tensors(f, lambda t: t[KEY].view(-1)[3:4].fill_(math.nan)), "lora_A holds infinity or NaN"),

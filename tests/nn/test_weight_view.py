@@ -242,6 +242,10 @@ def test_absorbed_weights_belong_to_their_view() -> None:
         assert torch.equal(alone(model, ids), want[0])
     with view.active(model):
         assert attention._absorbed is kept, "switching back and forth derives nothing anew"
+    kept = attention._absorbed
+    with base.replaced("same kv_b", {"lm_head.weight": model.lm_head.weight.detach() * 2}).active(model):
+        alone(model, ids)
+        assert attention._absorbed is kept, "views that share the matrix share what is derived from it"
 
 
 def test_tied_embeddings_change_together() -> None:

@@ -54,10 +54,8 @@ class ExpertLowRank:
     addition with the rounding points of `LowRank`.
 
     Attributes:
-        gate_up_a: [E, 2r, N], rows of gate's A, then of up's.
-        gate_up_b: [E, 2I, 2r], gate's B and up's on the diagonal.
-        down_a: [E, r, I].
-        down_b: [E, N, r].
+        gate_up_a, gate_up_b: [E, r, N] and [E, 2I, r]; factors that gate and up have apart lie on the diagonal.
+        down_a, down_b: [E, r, I] and [E, N, r], of another r.
     """
 
     gate_up_a: Tensor

@@ -149,12 +149,12 @@ class WeightView:
         undo: list[tuple[dict[str, Any], str, Any]] = []
         model.__dict__["_view_active"] = True
         try:
-            self._switch(model, undo)
+            derived = self._switch(model, undo)
             try:
                 yield
             finally:
-                for path, kept in self._absorbed.items():
-                    kept.value = model.get_submodule(path).__dict__["_absorbed"]
+                for module, kept in derived:
+                    kept.value = module._absorbed
         finally:
             for holder, key, before in reversed(undo):
                 holder[key] = before
@@ -193,8 +193,14 @@ class WeightView:
             a = self.adapter
             yield from (t for part in (*a.linear.values(), *a.experts.values()) for t in part.tensors)
 
-    def _switch(self, model: nn.Module, undo: list[tuple[dict[str, Any], str, Any]]) -> None:
-        """Point the model here, noting in `undo` what was there."""
+    def _switch(
+        self, model: nn.Module, undo: list[tuple[dict[str, Any], str, Any]]
+    ) -> list[tuple[LatentAttention, _Absorbed]]:
+        """Point the model here, noting in `undo` what was there.
+
+        Returns:
+            The attention layers whose kv_b_proj became another, each with where what is derived from it is kept.
+        """
 
         def point(holder: dict[str, Any], key: str, value: Any, missing: Any = None) -> None:
             before = holder.get(key, missing)
@@ -202,7 +208,16 @@ class WeightView:
                 undo.append((holder, key, before))
                 holder[key] = value
 
-        for name, (holder, key) in _places(model).items():
+        places = _places(model)
+        derived: list[tuple[LatentAttention, _Absorbed]] = []
+        for path, kept in self._absorbed.items():
+            name = f"{path}.kv_b_proj.weight"
+            holder, key = places[name]
+            if holder[key] is not self._table[name]:
+                module = model.get_submodule(path)
+                assert isinstance(module, LatentAttention)
+                derived.append((module, kept))
+        for name, (holder, key) in places.items():
             point(holder, key, self._table[name])
         linear: Mapping[str, LowRank] = self.adapter.linear if self.adapter else {}
         experts: Mapping[str, ExpertLowRank] = self.adapter.experts if self.adapter else {}
@@ -212,8 +227,9 @@ class WeightView:
                 point(module.__dict__, "patch", self.patches.get(path))
             else:
                 point(module.__dict__, "adapter", linear.get(path))
-        for path, kept in self._absorbed.items():
-            point(model.get_submodule(path).__dict__, "_absorbed", kept.value)
+        for module, kept in derived:
+            point(module.__dict__, "_absorbed", kept.value)
+        return derived
 
     def _owner(self) -> nn.Module:
         model = self._model()
