@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 import pytest
-from fake_cache import FakeCache, next_token
+from fake_cache import FakeCache, next_token, packed, unpacked
 
 from glm5sdk.core.errors import ContractError
 from glm5sdk.serve.router.handoff import Action, Do, Handoff, Outcome, State
@@ -81,21 +81,20 @@ class Network:
         engine, session = self.engines[action.at], self.started[number]
         try:
             if action.do is Do.EXPORT:
-                arguments = {"token_ids": self.prompts[session], "salt": session, "ttl": TTL}
-                out = engine.command("export_prefix", arguments)
-                self.blobs[number, out["lease_id"]] = out["blob"]
-                answer = ("exported", (out["lease_id"], out["tokens"]))
+                out = engine.export_prefix(self.prompts[session], session, TTL)
+                lease = out["lease_id"] or ""
+                if lease:
+                    self.blobs[number, lease] = packed(out, engine.read_lease(lease), session)
+                answer: tuple[str, tuple[object, ...]] = ("exported", (lease, out["rows"]))
             elif action.do is Do.IMPORT:
-                answer = ("imported", (engine.command("import_prefix", {"blob": self.blobs[number, action.lease]}),))
+                rows = engine.import_prefix(**unpacked(self.blobs[number, action.lease]))
+                answer = ("imported", (rows,))
             elif action.do is Do.RENEW:
-                engine.command("renew_lease", {"lease_id": action.lease, "ttl": TTL})
-                answer = ("renewed", ())
+                answer = ("renewed", ()) if engine.renew_lease(action.lease, TTL) else ("failed", ("it has ended",))
             else:
-                engine.command("release_lease", {"lease_id": action.lease})
+                engine.release_lease(action.lease)
                 answer = ("released", (action.lease,))
         except ContractError as error:
-            if action.do is Do.RENEW:
-                return
             answer = ("failed", (str(error),))
             self.refused += 1
         self.letters.append(Letter(number, answer=answer))
