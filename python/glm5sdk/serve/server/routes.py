@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from glm5sdk.serve.server import info_routes
+from glm5sdk.serve.server import info_routes, kv_routes
 from glm5sdk.serve.server.chat_fields import ChatRequest
 from glm5sdk.serve.server.completion_fields import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from glm5sdk.serve.server.openai_chat import chat_completions
@@ -52,4 +52,9 @@ ROUTES = (
     Route("GET", "/health", info_routes.health, "Whether new work is taken."),
     Route("GET", "/version", info_routes.version, "Version of the package and of the weights."),
     Route("GET", "/metrics", info_routes.metrics, "Numbers for Prometheus.", media=("text/plain",)),
+    Route("POST", "/admin/kv/export", kv_routes.kv_export, "Pin a prompt's pages.", kv_routes.ExportRequest),
+    Route("GET", "/admin/kv/pages/{lease_id}", kv_routes.kv_pages, "Those pages.", media=("application/octet-stream",)),
+    Route("POST", "/admin/kv/import", kv_routes.kv_import, "Take pages in.", kv_routes.ImportRequest),
+    Route("POST", "/admin/kv/renew", kv_routes.kv_renew, "Keep pages pinned.", kv_routes.LeaseRequest),
+    Route("POST", "/admin/kv/release", kv_routes.kv_release, "Let pages go.", kv_routes.LeaseRequest),
 )
