@@ -6,8 +6,8 @@
     10      2      zero
     12      4      H, bytes of the header
     16      8      P, bytes of the parts
-    24      H      header, JSON: weight_version, salt, geometry, tokens, parts (name, dtype, shape)
-    24+H    P      the parts one after another: token ids as int32, then the pages' tensors in the header's order
+    24      H      header, JSON: weight_version, salt, geometry, tokens, rows, parts (name, dtype, shape)
+    24+H    P      the parts one after another: token ids as int32, then the pages in the header's order
     24+H+P  32     BLAKE2b of all before it
 
 A reader learns every size from the first 24 + H bytes and refuses before it makes room for anything larger than its
@@ -19,13 +19,13 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
 from glm5sdk.core.errors import ContractError
 
-__all__ = ["DTYPE_BYTES", "MAGIC", "Part", "Prefix", "Receiver", "Refused", "pack", "unpack"]
+__all__ = ["DTYPE_BYTES", "MAGIC", "Heading", "Packer", "Part", "Prefix", "Receiver", "Refused", "pack", "unpack"]
 
 MAGIC = b"\x89GLM5KV\n"
 VERSION = 1
@@ -52,12 +52,17 @@ class Part:
     Attributes:
         dtype: a name of `DTYPE_BYTES`.
         shape: sizes.
-        data: its bytes, row-major, little-endian.
+        data: its bytes, row-major, little-endian; nothing yet while a `Packer` only announces it.
     """
 
     dtype: str
     shape: tuple[int, ...]
-    data: bytes | bytearray | memoryview
+    data: bytes | bytearray | memoryview = b""
+
+    @property
+    def size(self) -> int:
+        """Bytes that dtype and shape say."""
+        return math.prod(self.shape) * DTYPE_BYTES.get(self.dtype, 0)
 
 
 @dataclass(frozen=True)
@@ -65,80 +70,93 @@ class Prefix:
     """What travels.
 
     Attributes:
-        token_ids: the prefix; whole pages of it.
+        token_ids: the prefix, and as many tokens behind it as a row depends on.
+        rows: tokens whose rows are in the pages.
         weight_version: of the weights that computed it.
-        geometry: what must be equal on both sides for the pages to mean the same: page size, layers, dtypes.
-        parts: name -> tensor; keys and index keys together.
+        geometry: what must be equal on both sides for the pages to mean the same; words, numbers and lists of them.
+        parts: name -> tensor.
         salt: of the cache.
     """
 
     token_ids: Sequence[int]
+    rows: int
     weight_version: str
-    geometry: Mapping[str, int | str]
+    geometry: Mapping[str, Any]
     parts: Mapping[str, Part]
     salt: str = ""
 
-    def check(
-        self,
-        weight_version: str,
-        geometry: Mapping[str, int | str],
-        layout: Mapping[str, tuple[str, tuple[int, ...]]] | None = None,
-    ) -> None:
-        """Refuse a prefix that these weights did not compute, or that does not fit this cache.
+
+class Packer:
+    """Writes a blob whose parts come piece by piece: `front`, then every byte of the parts in order, then `end`."""
+
+    def __init__(self, prefix: Prefix) -> None:
+        """Announce.
 
         Args:
-            weight_version: of the weights here.
-            geometry: of the cache here.
-            layout: name -> (dtype, shape) of every part that so many tokens have here.
+            prefix: the data of its parts is not looked at.
 
         Raises:
-            Refused: something differs.
+            Refused: the prefix breaks the format's own limits.
         """
-        if self.weight_version != weight_version:
-            raise _refuse("weight version", repr(self.weight_version), f"{weight_version!r}")
-        if dict(self.geometry) != dict(geometry):
-            names = sorted({*self.geometry, *geometry})
-            wrong = next(n for n in names if self.geometry.get(n) != geometry.get(n))
-            raise _refuse(f"geometry {wrong}", repr(self.geometry.get(wrong)), repr(geometry.get(wrong)))
-        if layout is not None:
-            given = {name: (part.dtype, part.shape) for name, part in self.parts.items()}
-            for name in sorted({*given, *layout}):
-                if given.get(name) != layout.get(name):
-                    raise _refuse(f"part {name}", str(given.get(name)), str(layout.get(name)))
+        import msgspec
+
+        ids = struct.pack(f"<{len(prefix.token_ids)}i", *prefix.token_ids)
+        parts = {IDS: Part("int32", (len(prefix.token_ids),)), **prefix.parts}
+        header = {
+            "weight_version": prefix.weight_version,
+            "salt": prefix.salt,
+            "geometry": dict(prefix.geometry),
+            "tokens": len(prefix.token_ids),
+            "rows": prefix.rows,
+            "parts": [{"name": n, "dtype": p.dtype, "shape": list(p.shape)} for n, p in parts.items()],
+        }
+        coded = msgspec.json.encode(header)
+        payload = sum(part.size for part in parts.values())
+        _sizes(_heading(coded), payload)
+        front = PRELUDE.pack(MAGIC, VERSION, 0, len(coded), payload) + coded + ids
+        self.total = PRELUDE.size + len(coded) + payload + DIGEST
+        self._left = payload - len(ids)
+        self._digest = blake2b(front, digest_size=DIGEST)
+        self._front = front
+
+    def front(self) -> bytes:
+        """All before the pages."""
+        return self._front
+
+    def piece(self, data: bytes | bytearray | memoryview) -> bytes | bytearray | memoryview:
+        """The next bytes of the parts; returned as they are."""
+        view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
+        self._left -= view.nbytes
+        if self._left < 0:
+            raise _refuse("parts", f"{-self._left} bytes too long", "what was announced")
+        self._digest.update(view)
+        return data
+
+    def end(self) -> bytes:
+        """The checksum."""
+        if self._left:
+            raise _refuse("parts", f"{self._left} bytes short", "what was announced")
+        return self._digest.digest()
 
 
-def pack(prefix: Prefix) -> Iterator[bytes | memoryview]:
-    """The blob in pieces, without a copy of the parts.
+def pack(prefix: Prefix) -> Iterator[bytes | bytearray | memoryview]:
+    """The blob of a prefix that is all there, in pieces, without a copy of the parts.
 
     Raises:
-        ContractError: the prefix breaks the format's own limits; before the first piece.
+        Refused: the prefix breaks the format's own limits, or a part's data its shape; before the first piece.
     """
-    import msgspec
+    for name, part in prefix.parts.items():
+        if memoryview(part.data).nbytes != part.size:
+            raise _refuse(f"part {name}", f"{memoryview(part.data).nbytes} bytes", f"{part.size} by its shape")
+    packer = Packer(prefix)
 
-    ids = struct.pack(f"<{len(prefix.token_ids)}i", *prefix.token_ids)
-    parts = {IDS: Part("int32", (len(prefix.token_ids),), ids), **prefix.parts}
-    header = {
-        "weight_version": prefix.weight_version,
-        "salt": prefix.salt,
-        "geometry": dict(prefix.geometry),
-        "tokens": len(prefix.token_ids),
-        "parts": [{"name": n, "dtype": p.dtype, "shape": list(p.shape)} for n, p in parts.items()],
-    }
-    views = [memoryview(part.data).cast("B") for part in parts.values()]
-    coded = msgspec.json.encode(header)
-    sizes = _sizes(_header(coded), sum(view.nbytes for view in views))
-    for (name, size), view in zip(sizes.items(), views, strict=True):
-        if view.nbytes != size:
-            raise _refuse(f"part {name}", f"{view.nbytes} bytes", f"{size} by its shape")
-    return _pieces(PRELUDE.pack(MAGIC, VERSION, 0, len(coded), sum(sizes.values())), coded, views)
+    def pieces() -> Iterator[bytes | bytearray | memoryview]:
+        yield packer.front()
+        for part in prefix.parts.values():
+            yield packer.piece(part.data)
+        yield packer.end()
 
-
-def _pieces(prelude: bytes, header: bytes, views: list[memoryview]) -> Iterator[bytes | memoryview]:
-    digest = blake2b(digest_size=DIGEST)
-    for piece in (prelude + header, *views):
-        digest.update(piece)
-        yield piece
-    yield digest.digest()
+    return pieces()
 
 
 def unpack(blob: bytes | bytearray | memoryview, limit: int = DEFAULT_LIMIT) -> Prefix:
@@ -157,23 +175,30 @@ def unpack(blob: bytes | bytearray | memoryview, limit: int = DEFAULT_LIMIT) -> 
 
 
 @dataclass
-class _Heading:
+class Heading:
+    """The header as it was sent; its words and sizes are within the format's limits."""
+
     weight_version: str
     salt: str
-    geometry: dict[str, int | str]
+    geometry: dict[str, bool | str | int | float | list[bool | str | int | float]]
     tokens: int
-    parts: list[dict[str, Any]] = field(default_factory=list)
+    rows: int
+    parts: list[dict[str, Any]]
 
 
 class Receiver:
-    """Reads a blob as it arrives; makes room for the parts once, after the header was found to be sound."""
+    """Reads a blob as it arrives; makes room for the parts once, after the header was found to be sound.
+
+    Attributes:
+        heading: the header, once it is there: a caller can refuse before the pages come.
+    """
 
     def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
         self._limit = limit
         self._digest = blake2b(digest_size=DIGEST)
         self._front = bytearray()
         self._need = PRELUDE.size
-        self._header: _Heading | None = None
+        self.heading: Heading | None = None
         self._sizes: dict[str, int] = {}
         self._parts = bytearray()
         self._filled = 0
@@ -186,7 +211,7 @@ class Receiver:
             Refused: they cannot belong to a prefix that this reader takes.
         """
         rest = memoryview(data).cast("B")
-        while self._header is None and rest.nbytes:
+        while self.heading is None and rest.nbytes:
             take = rest[: self._need - len(self._front)]
             self._front += take
             rest = rest[take.nbytes :]
@@ -208,18 +233,19 @@ class Receiver:
         Raises:
             Refused: bytes are missing, or the checksum is wrong.
         """
-        if self._header is None or self._filled < len(self._parts) or len(self._tail) < DIGEST:
+        if self.heading is None or self._filled < len(self._parts) or len(self._tail) < DIGEST:
             raise _refuse("blob", "cut short", "all that its header says")
         if self._digest.digest() != bytes(self._tail):
             raise _refuse("checksum", self._tail.hex()[:16] + "...", "that of the bytes before it")
         whole, offset, parts = memoryview(self._parts), 0, {}
-        for entry, (name, size) in zip(self._header.parts, self._sizes.items(), strict=True):
+        for entry, (name, size) in zip(self.heading.parts, self._sizes.items(), strict=True):
             parts[name] = Part(entry["dtype"], tuple(entry["shape"]), whole[offset : offset + size])
             offset += size
-        ids = struct.unpack(f"<{self._header.tokens}i", parts.pop(IDS).data)
+        ids = struct.unpack(f"<{self.heading.tokens}i", parts.pop(IDS).data)
         if ids and min(ids) < 0:
             raise _refuse("token id", str(min(ids)), "at least 0")
-        return Prefix(ids, self._header.weight_version, self._header.geometry, parts, self._header.salt)
+        said = self.heading
+        return Prefix(ids, said.rows, said.weight_version, said.geometry, parts, said.salt)
 
     def _advance(self) -> None:
         magic, version, zero, length, payload = PRELUDE.unpack_from(self._front)
@@ -234,30 +260,31 @@ class Receiver:
                 raise _refuse("parts", f"{payload} bytes", f"at most {self._limit}")
             self._need += length
             return
-        header = _header(bytes(self._front[PRELUDE.size :]))
+        header = _heading(bytes(self._front[PRELUDE.size :]))
         self._sizes = _sizes(header, payload)
         self._digest.update(self._front)
-        self._header, self._parts = header, bytearray(payload)
+        self.heading, self._parts = header, bytearray(payload)
 
 
-def _header(coded: bytes) -> _Heading:
+def _heading(coded: bytes) -> Heading:
     import msgspec
 
     if len(coded) > MOST_HEADER:
         raise _refuse("header", f"{len(coded)} bytes", f"at most {MOST_HEADER}")
     try:
-        header = msgspec.json.decode(coded, type=_Heading)
+        header = msgspec.json.decode(coded, type=Heading)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise _refuse("header", f"unreadable ({error})", "JSON of the known fields") from error
-    words = [header.weight_version, *header.geometry, *(v for v in header.geometry.values() if isinstance(v, str))]
-    if len(header.geometry) > 64 or any(len(word) > MOST_WORD for word in words) or len(header.salt) > 4096:
+    values = [v for value in header.geometry.values() for v in (value if isinstance(value, list) else [value])]
+    words = [header.weight_version, *header.geometry, *(v for v in values if isinstance(v, str))]
+    if len(values) > 4096 or any(len(word) > MOST_WORD for word in words) or len(header.salt) > 4096:
         raise _refuse("header", "larger than any real one", f"words of at most {MOST_WORD} characters")
-    if not 0 <= header.tokens <= MOST_TOKENS:
-        raise _refuse("tokens", str(header.tokens), f"0 to {MOST_TOKENS}")
+    if not 0 <= header.rows <= header.tokens <= MOST_TOKENS:
+        raise _refuse("rows, tokens", f"{header.rows}, {header.tokens}", f"0 <= rows <= tokens <= {MOST_TOKENS}")
     return header
 
 
-def _sizes(header: _Heading, payload: int) -> dict[str, int]:
+def _sizes(header: Heading, payload: int) -> dict[str, int]:
     """Bytes of each part; what the header says must be consistent in itself."""
     if len(header.parts) > MOST_PARTS:
         raise _refuse("parts", str(len(header.parts)), f"at most {MOST_PARTS}")

@@ -13,7 +13,7 @@ from fake_replica import serving, words
 
 from glm5sdk.serve.router import HealthRules, RouterSettings, create_router
 
-SCRIPT = Path(__file__).with_name("fake_replica.py")
+SCRIPT = Path(__file__).parents[1] / "fake_replica.py"
 
 
 async def start(model: str) -> tuple[asyncio.subprocess.Process, str]:

@@ -49,6 +49,9 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._nodes)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._nodes
+
     def insert(self, chain: Sequence[bytes], replica: str) -> None:
         """The replica has been given this prompt."""
         # Deepest first: a node is always younger than its children, so eviction takes leaves and leaves no orphan.

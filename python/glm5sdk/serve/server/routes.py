@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from glm5sdk.serve.server import admin, info_routes
+from glm5sdk.serve.server import admin, info_routes, kv_routes
 from glm5sdk.serve.server.anthropic import count_tokens, messages
 from glm5sdk.serve.server.anthropic_fields import CountTokensRequest, MessagesRequest
 from glm5sdk.serve.server.chat_fields import ChatRequest
@@ -71,4 +71,9 @@ ROUTES = (
     Route("POST", "/admin/control", admin.control, "Run one of the engine's commands.", admin.Command),
     Route("POST", "/admin/drain", admin.drain, "Refuse new work; wait for what runs.", admin.DrainRequest),
     Route("GET", "/admin/stats", admin.show_stats, "The engine's numbers and facts."),
+    Route("POST", "/admin/kv/export", kv_routes.kv_export, "Pin a prompt's pages.", kv_routes.ExportRequest),
+    Route("GET", "/admin/kv/pages/{lease_id}", kv_routes.kv_pages, "Those pages.", media=("application/octet-stream",)),
+    Route("POST", "/admin/kv/import", kv_routes.kv_import, "Take pages in.", kv_routes.ImportRequest),
+    Route("POST", "/admin/kv/renew", kv_routes.kv_renew, "Keep pages pinned.", kv_routes.LeaseRequest),
+    Route("POST", "/admin/kv/release", kv_routes.kv_release, "Let pages go.", kv_routes.LeaseRequest),
 )

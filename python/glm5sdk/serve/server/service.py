@@ -13,6 +13,7 @@ from glm5sdk.serve.server.metrics import Metrics
 from glm5sdk.serve.server.model_text import ModelText
 from glm5sdk.serve.server.responses_store import ResponseStore
 from glm5sdk.serve.server.settings import ServerSettings
+from glm5sdk.serve.transfer import Prefix
 
 __all__ = ["Service", "new_id"]
 
@@ -31,6 +32,7 @@ class Service:
         responses: answers kept for the Responses API.
         adapters: names of the loaded adapters, which requests use as model names.
         alive: answer id -> the engine's names of its requests, for /abort.
+        exports: lease -> (what its pages are, when it ends on our clock); see kv_routes.
         in_flight: HTTP requests being answered.
         draining: no new work is taken.
         created: Unix time of the start.
@@ -44,6 +46,7 @@ class Service:
     responses: ResponseStore
     adapters: set[str] = field(default_factory=set)
     alive: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    exports: dict[str, tuple[Prefix, float]] = field(default_factory=dict)
     in_flight: int = 0
     draining: bool = False
     created: int = field(default_factory=lambda: int(time.time()))

@@ -11,7 +11,21 @@ from glm5sdk.core.errors import CapacityError, ContractError
 from glm5sdk.serve.transfer import Part, Prefix, pack, unpack
 
 PAGE = 4
-GEOMETRY: dict[str, int | str] = {"page_size": PAGE, "kind": "fake"}
+GEOMETRY = {"page_size": PAGE, "page_bytes": 32, "kind": "fake"}
+
+
+def packed(export: Mapping[str, Any], pages: bytes, salt: str) -> bytes:
+    """What travels of an export."""
+    parts = {"pages": Part("uint8", (export["num_pages"], 32), pages)}
+    prefix = Prefix(export["tokens"], export["rows"], export["weight_version"], export["geometry"], parts, salt)
+    return b"".join(pack(prefix))
+
+
+def unpacked(blob: bytes) -> dict[str, Any]:
+    """Arguments of import_prefix."""
+    got = unpack(blob)
+    return {"tokens": list(got.token_ids), "rows": got.rows, "weight_version": got.weight_version,
+            "geometry": got.geometry, "pages": bytes(got.parts["pages"].data), "cache_salt": got.salt}  # fmt: skip
 
 
 def page_content(version: str, salt: str, tokens: Sequence[int]) -> bytes:
@@ -68,41 +82,49 @@ class FakeCache:
     def command(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """What `EngineClient.control` does for these names."""
         self._expire()
-        if name == "export_prefix":
-            return self._export(arguments["token_ids"], arguments.get("salt", ""), arguments.get("ttl", 30.0))
-        if name == "import_prefix":
-            prefix = unpack(arguments["blob"])
-            prefix.check(self.version, GEOMETRY, {"pages": ("uint8", (len(prefix.token_ids) // PAGE, 32))})
-            data = bytes(prefix.parts["pages"].data)
-            for number in range(len(prefix.token_ids) // PAGE):
-                key = (prefix.salt, tuple(prefix.token_ids[: (number + 1) * PAGE]))
-                self._keep(key, data[number * 32 : (number + 1) * 32])
-            return len(prefix.token_ids)
-        if name == "release_lease":
-            return self.leases.pop(arguments["lease_id"], None) is not None
-        if name == "renew_lease":
-            if arguments["lease_id"] not in self.leases:
-                raise ContractError("fake: lease is gone, needs one that lives")
-            _, pages = self.leases[arguments["lease_id"]]
-            self.leases[arguments["lease_id"]] = (self.clock() + arguments["ttl"], pages)
-            return True
-        raise ContractError(f"fake: command is {name!r}, needs one of the cache's")
+        known = ("export_prefix", "read_lease", "import_prefix", "renew_lease", "release_lease")
+        if name not in known:
+            raise ContractError(f"fake: command is {name!r}, needs one of {', '.join(known)}")
+        return getattr(self, name)(**arguments)
 
-    def _export(self, tokens: Sequence[int], salt: str, ttl: float) -> dict[str, Any]:
+    def export_prefix(self, token_ids: Sequence[int], cache_salt: str = "", seconds: float = 30.0) -> dict[str, Any]:
         pages: list[bytes] = []
-        while (len(pages) + 1) * PAGE <= len(tokens):
-            content = self.cache.get((salt, tuple(tokens[: (len(pages) + 1) * PAGE])))
+        while (len(pages) + 1) * PAGE <= len(token_ids):
+            content = self.cache.get((cache_salt, tuple(token_ids[: (len(pages) + 1) * PAGE])))
             if content is None:
                 break
             pages.append(content)
-        count = len(pages) * PAGE
-        if not count:
-            return {"tokens": 0, "blob": b"", "weight_version": self.version, "lease_id": ""}
-        lease = f"lease{id(self)}-{next(self._names)}"
-        self.leases[lease] = (self.clock() + ttl, pages)
-        parts = {"pages": Part("uint8", (len(pages), 32), b"".join(pages))}
-        blob = b"".join(pack(Prefix(list(tokens[:count]), self.version, GEOMETRY, parts, salt)))
-        return {"tokens": count, "blob": blob, "weight_version": self.version, "lease_id": lease}
+        rows, lease = len(pages) * PAGE, None
+        if rows:
+            lease = f"lease{id(self)}-{next(self._names)}"
+            self.leases[lease] = (self.clock() + seconds, pages)
+        return {"lease_id": lease, "rows": rows, "tokens": list(token_ids[:rows]), "num_pages": len(pages),
+                "weight_version": self.version, "geometry": GEOMETRY}  # fmt: skip
+
+    def read_lease(self, lease_id: str, first: int = 0, count: int | None = None) -> bytes:
+        if lease_id not in self.leases:
+            raise ContractError("fake: lease is gone, needs one that lives")
+        pages = self.leases[lease_id][1]
+        return b"".join(pages[first : None if count is None else first + count])
+
+    def import_prefix(
+        self, tokens: Sequence[int], rows: int, weight_version: str, geometry: Mapping[str, Any], pages: bytes,
+        cache_salt: str = "",
+    ) -> int:  # fmt: skip
+        if weight_version != self.version or geometry != GEOMETRY or len(pages) != rows // PAGE * 32:
+            raise ContractError("fake: the prefix is another engine's, needs one of this kind")
+        for number in range(rows // PAGE):
+            key = (cache_salt, tuple(tokens[: (number + 1) * PAGE]))
+            self._keep(key, pages[number * 32 : (number + 1) * 32])
+        return rows
+
+    def renew_lease(self, lease_id: str, seconds: float = 30.0) -> bool:
+        if lease_id in self.leases:
+            self.leases[lease_id] = (self.clock() + seconds, self.leases[lease_id][1])
+        return lease_id in self.leases
+
+    def release_lease(self, lease_id: str) -> bool:
+        return self.leases.pop(lease_id, None) is not None
 
     def _keep(self, key: tuple[str, tuple[int, ...]], content: bytes) -> None:
         self.cache.pop(key, None)
