@@ -29,3 +29,6 @@ CONFIG = Glm5Config(
     eos_token_id=(1,),
     pad_token_id=0,
 )
+
+QUICK = CONFIG.replace(vocab_size=512, hidden_size=128, intermediate_size=256, moe_intermediate_size=64,
+                       num_hidden_layers=3, n_routed_experts=8)  # fmt: skip
