@@ -54,11 +54,15 @@ class AsyncEngine:
     ) -> AsyncIterator[Delta]:
         """See `EngineClient.generate`."""
         reader = _Reader(asyncio.get_running_loop(), params.n)
+        guide = None
+        if params.structured is not None:  # beside the running steps
+            guide = await asyncio.to_thread(self.engine.intake.guide, params)
 
         def add() -> None:
             self.engine.add(
-                request_id, prompt_token_ids, params, priority=priority, cache_salt=cache_salt, adapter=adapter
-            )
+                request_id, prompt_token_ids, params, priority=priority, cache_salt=cache_salt, adapter=adapter,
+                guide=guide,
+            )  # fmt: skip
             self._readers[request_id] = reader
 
         added = self._submit(add)

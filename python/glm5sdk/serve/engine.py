@@ -20,6 +20,7 @@ from glm5sdk.serve.control import Control
 from glm5sdk.serve.drafter import Drafter
 from glm5sdk.serve.emission import emit
 from glm5sdk.serve.executor import InlineExecutor, ThreadExecutor
+from glm5sdk.serve.guidance import Guide
 from glm5sdk.serve.intake import Intake
 from glm5sdk.serve.interface import EngineInfo, EngineStats, OverloadedError
 from glm5sdk.serve.leases import Leases
@@ -142,6 +143,7 @@ class Engine:
         priority: int = 0,
         cache_salt: str = "",
         adapter: str | None = None,
+        guide: Guide | None = None,
     ) -> None:
         """Queue a request.
 
@@ -152,6 +154,7 @@ class Engine:
             priority: lower goes first.
             cache_salt: prefixes are shared under equal salts only.
             adapter: name of a loaded adapter.
+            guide: `intake.guide(params)`, where that was called before; it may take a second.
 
         Raises:
             ContractError, CapacityError: it can never run. OverloadedError: the queue is full. Nothing was queued.
@@ -161,10 +164,11 @@ class Engine:
         tokens = self.intake.check(prompt_token_ids, params)
         view = self.weights.view(adapter)
         self._check_queue(len(tokens), params.n)
+        guide = guide or self.intake.guide(params)
         now = self.clock()
         sequences = self.intake.sequences(
             request_id, tokens, params, priority=priority, namespace=self.namespace(cache_salt, adapter), now=now,
-            view=view,
+            view=view, guide=guide,
         )  # fmt: skip
         for done, sequence in enumerate(sequences):
             try:
@@ -338,6 +342,9 @@ class Engine:
                 if work.start == 0:
                     sequence.prompt_logprobs = [None]
                 sequence.prompt_logprobs += drawn.prompt_logprobs
+            if drawn.error is not None:
+                self._fail(sequence, drawn.error)
+                continue
             self._append(sequence, drawn)
             if not sequence.finished and drawn.tokens and sequence.generated == len(drawn.tokens):
                 self.scheduler.share_prefix(sequence, whole_pages=True)
@@ -354,6 +361,8 @@ class Engine:
             if token in sequence.stop_ids and sequence.generated > sequence.params.min_tokens:
                 own = token in sequence.params.stop_token_ids
                 sequence.finish("stop", token if own else None)
+            elif sequence.guide is not None and sequence.guide.is_finished:
+                sequence.finish("stop")
             elif len(sequence.tokens) >= sequence.limit:
                 sequence.finish("length")
             if sequence.finished:

@@ -11,6 +11,7 @@ from glm5sdk.core.errors import CapacityError, ContractError
 from glm5sdk.nn.weight_view import WeightView
 from glm5sdk.serve.config import EngineConfig
 from glm5sdk.serve.detokenize import TextStream
+from glm5sdk.serve.guidance import Guide, compile_guide
 from glm5sdk.serve.params import SamplingParams
 from glm5sdk.serve.sequence import Sequence
 from glm5sdk.text.tokenizer import Tokenizer
@@ -57,6 +58,20 @@ class Intake:
         self._check_room(len(tokens), params)
         return tokens
 
+    def guide(self, params: SamplingParams) -> Guide | None:
+        """What keeps a request's text to its schema or grammar; None for free text. Any thread may call it.
+
+        Raises:
+            ContractError: the grammar is none that can be followed, or there is no tokenizer.
+        """
+        wanted = params.structured
+        if wanted is None:
+            return None
+        if self.tokenizer is None:
+            raise ContractError("engine: structured output is asked for and there is no tokenizer, needs one")
+        stops = sorted(self.stop_ids | frozenset(params.stop_token_ids))
+        return compile_guide(wanted, self.tokenizer, self.vocab_size, stops, after_reasoning=wanted.after_reasoning)
+
     def sequences(
         self,
         request_id: str,
@@ -66,6 +81,7 @@ class Intake:
         priority: int,
         namespace: str,
         now: float,
+        guide: Guide | None,
         view: WeightView,
     ) -> list[Sequence]:
         """The n sequences of a checked request."""
@@ -95,6 +111,7 @@ class Intake:
                 priority=priority,
                 arrival=now,
                 view=view,
+                guide=guide if guide is None or index == 0 else guide.fork(),
             )
             for index in range(params.n)
         ]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from glm5sdk import ops
+from glm5sdk.core.errors import ContractError
 from glm5sdk.nn.cache import CachePools
 from glm5sdk.serve.drafter import Drafter
 from glm5sdk.serve.lockstep import Lockstep
@@ -88,8 +89,9 @@ class ModelRunner:
         results = [Drawn(proposed=len(w.drafts)) for w in group.works]
         draws: list[int] = []
         logprobs: list[TokenLogprob | None] = []
+        errors: dict[Sequence, str] = {}
         if group.drawers:
-            draws, logprobs = self._sample(group, hidden_TN[group.draw_rows])
+            draws, logprobs, errors = self._sample(group, hidden_TN[group.draw_rows])
         next_ids: list[list[int]] = []
         at = 0
         for work, result in zip(group.works, results, strict=True):
@@ -97,17 +99,25 @@ class ModelRunner:
             at += work.draws
             result.tokens = _confirmed(work.drafts, mine)
             result.logprobs = [p for p in beside[: len(result.tokens)] if p is not None]
+            result.error = errors.get(work.sequence)
             known = work.ids[1 : work.count - len(work.drafts)]
             after = [] if work.draws else [work.sequence.tokens[work.start + work.count]]
             next_ids.append([*known, *after, *result.tokens])
         return results, next_ids
 
-    def _sample(self, group: Group, hidden_RN: Tensor) -> tuple[list[int], list[TokenLogprob | None]]:
+    def _sample(
+        self, group: Group, hidden_RN: Tensor
+    ) -> tuple[list[int], list[TokenLogprob | None], dict[Sequence, str]]:
+        """Tokens, what is reported beside them, and which sequences cannot go on, and why."""
         logits_RV = self.model.logits(hidden_RN).to(torch.float32)
         own = [row for row, s in enumerate(group.drawers) if needs_last_token(s)]
         changed_RV = logits_RV.clone() if own else logits_RV
+        errors: dict[Sequence, str] = {}
         for row in own:
-            change_logits(changed_RV[row], group.drawers[row])
+            try:
+                change_logits(changed_RV[row], group.drawers[row])
+            except ContractError as error:  # a grammar beyond its limits ends its own request, not the step
+                errors[group.drawers[row]] = str(error)
         ids, _, _ = ops.sample(changed_RV, *group.settings.arguments())
         draws = ids.tolist()
         if self.drafter is not None and self.drafter.distributions is not None:
@@ -120,7 +130,7 @@ class ModelRunner:
             found = token_logprobs(self.model, hidden_RN[asked], targets, tops, logits_RV[asked])
             for row, entry in zip(asked, found, strict=True):
                 logprobs[row] = entry
-        return draws, logprobs
+        return draws, logprobs, errors
 
     def _reject(self, group: Group, logits_RV: Tensor, draws: list[int]) -> None:
         """Put into the draws what the rejection rule makes of the drafts."""

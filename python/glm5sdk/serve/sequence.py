@@ -7,6 +7,7 @@ from typing import Any
 
 from glm5sdk.nn.weight_view import WeightView
 from glm5sdk.serve.detokenize import TextStream
+from glm5sdk.serve.guidance import Guide
 from glm5sdk.serve.outputs import Delta, TokenLogprob
 from glm5sdk.serve.params import SamplingParams
 
@@ -59,7 +60,7 @@ class Sequence:
     view: WeightView
     priority: int = 0
     arrival: float = 0.0
-    guide: Any = None
+    guide: Guide | None = None
     current: bool = True
     started: float | None = None
     prompt_len: int = field(init=False)

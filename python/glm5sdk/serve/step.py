@@ -134,6 +134,7 @@ class Drawn:
         prompt_logprobs: of the prompt's tokens after the rows computed, when asked for.
         drafts: proposals for the places after the tokens.
         proposed: drafts that were checked.
+        error: why the sequence cannot go on, alone of all in the step.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -141,6 +142,7 @@ class Drawn:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)
     proposed: int = 0
+    error: str | None = None
 
 
 def make_group(view: Any, works: list[Work], page_size: int, device: torch.device) -> Group:
