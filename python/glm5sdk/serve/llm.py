@@ -13,6 +13,7 @@ from glm5sdk.models.glm5.model import Glm5ForCausalLM
 from glm5sdk.serve.admission import AdmissionPolicy
 from glm5sdk.serve.config import EngineConfig
 from glm5sdk.serve.engine import Engine
+from glm5sdk.serve.load import load_engine
 from glm5sdk.serve.outputs import CompletionOutput, Delta, RequestOutput
 from glm5sdk.serve.params import SamplingParams
 from glm5sdk.text.chat import ChatTemplate
@@ -31,6 +32,7 @@ class LLM:
         dtype: of the activations; see `Glm5ForCausalLM.from_pretrained`.
         device: where a checkpoint is loaded to.
         tokenizer: None takes the checkpoint's; a loaded model has none unless it is given.
+        expert_slots: experts a layer keeps in memory, the others stay on disk; None keeps all.
         admission: the queue; see glm5sdk.serve.admission.
         **config: fields of `EngineConfig`, for example kv_cache_dtype, max_num_seqs, enable_prefix_caching or
             speculative_tokens.
@@ -47,6 +49,7 @@ class LLM:
         dtype: str = "auto",
         device: str = "cpu",
         tokenizer: Tokenizer | None = None,
+        expert_slots: int | None = None,
         admission: AdmissionPolicy | None = None,
         **config: Any,
     ) -> None:
@@ -56,14 +59,17 @@ class LLM:
             known = ", ".join(EngineConfig.__dataclass_fields__)
             raise ContractError(f"LLM: {error}, needs settings among: {known}") from None
         self._template: ChatTemplate | None = None
-        self._folder: Path | None = None
-        if not isinstance(model, Glm5ForCausalLM):
-            self._folder = Path(model)
-            if tokenizer is None and (self._folder / "tokenizer.json").exists():
-                tokenizer = Tokenizer.from_pretrained(self._folder)
-            model = Glm5ForCausalLM.from_pretrained(self._folder, dtype=dtype, device=device)
-        self.tokenizer = tokenizer
-        self.engine = Engine(model, tokenizer, settings, admission=admission)
+        self._folder = None if isinstance(model, Glm5ForCausalLM) else Path(model)
+        if isinstance(model, Glm5ForCausalLM):
+            if expert_slots is not None:
+                raise ContractError("LLM: expert_slots is given with a loaded model, needs a folder to load from")
+            self.engine = Engine(model, tokenizer, settings, admission=admission)
+        else:
+            self.engine = load_engine(
+                model, settings, dtype=dtype, device=device, tokenizer=tokenizer, expert_slots=expert_slots,
+                admission=admission,
+            )  # fmt: skip
+        self.tokenizer = self.engine.tokenizer
         self._names = count()
 
     @property

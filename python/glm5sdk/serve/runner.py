@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ class ModelRunner:
     ) -> None:
         self.model, self.pools, self.drafter, self.lockstep = model, pools, drafter, lockstep
         self.installed: Any = None  # the view whose weights are the model's own
-        self._last: dict[Sequence, int] = {}
+        self._last: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()  # a sequence keeps its weights alive
 
     @torch.no_grad()
     def run(self, step: Step) -> list[Drawn]:
@@ -56,7 +57,8 @@ class ModelRunner:
             missing = self.lockstep.passes(len(groups)) - len(groups)
             groups += [make_group(None, [], self.pools.page_size, self.model.device)] * missing
         drawn = [result for group in groups for result in self._run_group(group)]
-        self._last = {w.sequence: d.tokens[-1] for w, d in zip(step.works, drawn, strict=True) if d.tokens}
+        self._last.clear()
+        self._last.update((w.sequence, d.tokens[-1]) for w, d in zip(step.works, drawn, strict=True) if d.tokens)
         return drawn
 
     def _run_group(self, group: Group) -> list[Drawn]:
