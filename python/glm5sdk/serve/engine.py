@@ -195,7 +195,7 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether a call of `step` may do or report something."""
-        return bool(self._alive or self._flying or self._deltas)
+        return bool(self._alive or self._flying or self._deltas or self.lockstep)
 
     def knows(self, request_id: str) -> bool:
         """Whether a request is alive: its last delta has not been handed out."""
@@ -251,8 +251,8 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether a step is in flight or deltas are ready: then `step` does not return empty-handed."""
-        return self._flying is not None or bool(self._deltas)
+        """Whether `step` should be called again at once: a step is in flight, deltas are ready, or others may wait."""
+        return self._flying is not None or bool(self._deltas) or self.lockstep is not None
 
     def namespace(self, cache_salt: str, adapter: str | None = None) -> str:
         """Under which prefixes of requests with this salt and adapter are cached."""
@@ -322,9 +322,9 @@ class Engine:
                 raise  # the others wait in a collective that this process has left: the group must start anew
             for work in step.works:
                 self._fail(work.sequence, f"{type(error).__name__}: {error}")
-            self.scheduler.settle()
+            self.scheduler.settle(step)
             return
-        self.scheduler.settle()
+        self.scheduler.settle(step)
         self._totals.steps += bool(step.groups)
         for work, drawn in zip(step.works, results, strict=True):
             sequence = work.sequence

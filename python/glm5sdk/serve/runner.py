@@ -19,7 +19,7 @@ from glm5sdk.serve.logprobs import token_logprobs
 from glm5sdk.serve.outputs import TokenLogprob
 from glm5sdk.serve.rejection import accept_drafts
 from glm5sdk.serve.sequence import Sequence
-from glm5sdk.serve.step import Drawn, Group, Step, make_group
+from glm5sdk.serve.step import UNKNOWN, Drawn, Group, Step, make_group
 
 if TYPE_CHECKING:
     from glm5sdk.models.glm5.model import Glm5ForCausalLM
@@ -81,7 +81,9 @@ class ModelRunner:
             end += work.count
             if work.ahead:
                 place = end - 1 - len(work.drafts)
-                group.ids[place] = work.ids[place - end + work.count] = self._last[work.sequence]
+                # A step that failed drew nothing; its sequences have ended, and what is computed here is dropped.
+                token = self._last.get(work.sequence, UNKNOWN)
+                group.ids[place] = work.ids[place - end + work.count] = token
 
     def _draw(self, group: Group, hidden_TN: Tensor) -> tuple[list[Drawn], list[list[int]]]:
         """Results, and for each work the token after each of its rows as far as they count.

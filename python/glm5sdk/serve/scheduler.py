@@ -47,7 +47,6 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.preempted = 0
         self._copies: list[tuple[int, int]] = []
-        self._sources: list[int] = []
 
     def add(self, sequence: Sequence, now: float) -> None:
         """Queue a sequence.
@@ -87,10 +86,9 @@ class Scheduler:
         copies, self._copies = self._copies, []
         return Step([self._group(part) for part in groups.values()], copies)
 
-    def settle(self) -> None:
-        """The last planned step is done: pages it copied from may go."""
-        self.pages.release(self._sources)
-        self._sources = []
+    def settle(self, step: Step) -> None:
+        """A planned step is done: pages it copied from may go."""
+        self.pages.release([source for source, _ in step.copies])
 
     def share_prefix(self, sequence: Sequence, whole_pages: bool) -> None:
         """Give the rows computed so far to the prefix cache; with `whole_pages` not those of a page still filling."""
@@ -215,7 +213,6 @@ class Scheduler:
             sequence.pages = list(match.pages)
             if match.source is not None:
                 self._copies.append((match.source, own[0]))
-                self._sources.append(match.source)
         sequence.pages = [*sequence.pages, *own]
         sequence.planned = sequence.computed = rows
         sequence.inserted = rows

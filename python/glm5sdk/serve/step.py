@@ -112,7 +112,7 @@ class Step:
 
     Attributes:
         groups: by view.
-        copies: (source page, target page), made before anything is written.
+        copies: (source page, target page), made before anything is written; the step holds a reference on each source.
     """
 
     groups: list[Group]
