@@ -96,9 +96,8 @@ class Engine:
         self.runner = ModelRunner(model, self.pools, drafter, lockstep)
         self.weights = Weights(model, c.weight_version)
         self.runner.installed = self.weights.base
-        self.scheduler = Scheduler(
-            c, self.pages, cache, admission or FirstCome(), policy or DecodeFirst(), model.device
-        )
+        admission = FirstCome() if admission is None else admission  # an empty queue is false
+        self.scheduler = Scheduler(c, self.pages, cache, admission, policy or DecodeFirst(), model.device)
         self._executor = ThreadExecutor(self.runner.run) if c.async_scheduling else InlineExecutor(self.runner.run)
         self._flying: tuple[Step, Future[list[Drawn]]] | None = None
         self._alive: dict[str, list[Sequence]] = {}
