@@ -181,14 +181,17 @@ class Engine:
 
     def abort(self, request_id: str) -> bool:
         """End a request now: its pages are free when this returns. False when there is none of that name."""
-        sequences = self._alive.pop(request_id, None)
+        sequences = self._alive.get(request_id)
         if sequences is None:
             return False
         for sequence in sequences:
-            if not sequence.finished:
+            if sequence.finished:
+                self._emit(sequence)  # it may have ended in a step that was drained, and nobody has heard of it
+            else:
                 sequence.finish("abort")
                 self.scheduler.remove(sequence)
                 self._deltas.append(sequence.delta(finish_reason="abort"))
+        del self._alive[request_id]
         self._totals.aborted += 1
         return True
 

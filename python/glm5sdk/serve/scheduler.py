@@ -250,7 +250,9 @@ class Scheduler:
         if ahead:
             ids.insert(count - 1 - len(drafts), UNKNOWN)
         draws = 1 + len(drafts) if end == sequence.length else 0
-        wanted = sequence.params.prompt_logprobs is not None and start + 1 < sequence.prompt_len
+        # Once something is drawn they are all there; a preempted sequence reads its prompt again without them.
+        wanted = sequence.params.prompt_logprobs is not None and not sequence.generated
+        wanted = wanted and start + 1 < sequence.prompt_len
         work = Work(sequence, start, ids, draws, list(drafts), ahead, sequence.epoch, wanted)
         sequence.planned += count
         sequence.ahead += bool(draws)
