@@ -96,9 +96,8 @@ class Engine:
         self.runner = ModelRunner(model, self.pools, drafter, lockstep)
         self.weights = Weights(model, c.weight_version)
         self.runner.installed = self.weights.base
-        self.scheduler = Scheduler(
-            c, self.pages, cache, admission or FirstCome(), policy or DecodeFirst(), model.device
-        )
+        admission = FirstCome() if admission is None else admission  # an empty queue is false
+        self.scheduler = Scheduler(c, self.pages, cache, admission, policy or DecodeFirst(), model.device)
         self._executor = ThreadExecutor(self.runner.run) if c.async_scheduling else InlineExecutor(self.runner.run)
         self._flying: tuple[Step, Future[list[Drawn]]] | None = None
         self._alive: dict[str, list[Sequence]] = {}
@@ -182,14 +181,17 @@ class Engine:
 
     def abort(self, request_id: str) -> bool:
         """End a request now: its pages are free when this returns. False when there is none of that name."""
-        sequences = self._alive.pop(request_id, None)
+        sequences = self._alive.get(request_id)
         if sequences is None:
             return False
         for sequence in sequences:
-            if not sequence.finished:
+            if sequence.finished:
+                self._emit(sequence)  # it may have ended in a step that was drained, and nobody has heard of it
+            else:
                 sequence.finish("abort")
                 self.scheduler.remove(sequence)
                 self._deltas.append(sequence.delta(finish_reason="abort"))
+        del self._alive[request_id]
         self._totals.aborted += 1
         return True
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from typing import Any
 
 from glm5sdk.core.errors import CapacityError, ContractError
 from glm5sdk.nn.weight_view import WeightView
+from glm5sdk.registry.contract_scalars import as_int
 from glm5sdk.serve.config import EngineConfig
 from glm5sdk.serve.detokenize import TextStream
 from glm5sdk.serve.guidance import Guide, compile_guide
@@ -46,7 +48,7 @@ class Intake:
             ContractError: a token, or a token that the parameters name, is none of the model's.
             CapacityError: prompt and continuation fit neither the model nor the cache.
         """
-        if isinstance(prompt, (str, bytes)):
+        if isinstance(prompt, (str, bytes)) or not isinstance(prompt, Iterable):
             raise ContractError(f"engine: prompt_token_ids is {type(prompt).__name__}, needs token ids")
         tokens = [t if type(t) is int else _token(t) for t in prompt]
         if not tokens:
@@ -134,7 +136,4 @@ class Intake:
 
 
 def _token(value: Any) -> int:
-    try:
-        return int(value.__index__())
-    except (AttributeError, TypeError, ValueError):
-        raise ContractError(f"engine: a prompt token is {value!r}, needs an int") from None
+    return as_int("engine", "a prompt token", value)

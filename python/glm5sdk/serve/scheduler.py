@@ -168,11 +168,10 @@ class Scheduler:
 
     def take_pages(self, count: int) -> list[int] | None:
         """So many pages, given up by the prefix cache if need be; None, and nothing taken, when there are too few."""
-        got = self.pages.allocate(count)
-        if got is None and self.cache is not None:
-            self.cache.evict(count - self.pages.free)
-            got = self.pages.allocate(count)
-        return got
+        short = count - self.pages.free
+        if short > 0 and self.cache is not None and self.cache.evictable_pages >= short:
+            self.cache.evict(short)
+        return self.pages.allocate(count)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the front of the queue; what it drew stays, its rows are computed again."""
@@ -201,32 +200,42 @@ class Scheduler:
         if sequence.ahead:  # preempted while its next token is being drawn
             return None
         match = self._match(sequence)
-        rows, held = (match.length, match.held) if match else (0, [])
-        count = self.policy.share(sequence.length - rows, budget, _rows(works), self.config.enable_chunked_prefill)
-        # Pages for all of the prompt are asked for at once, so that prompts do not push each other out half read.
-        need = -(-(sequence.length + self._draft_rows()) // self.config.page_size) - len(match.pages if match else [])
-        own = self.take_pages(need) if count > 0 else None
+        own, count = self._pages_to_start(sequence, match, budget, works)
+        if own is None and match.source is not None:
+            # The page to copy from is one more than the sequence itself needs; in a small pool it can be one too many.
+            self.pages.release([match.source])
+            match = Match(match.pages, match.length - match.rows)
+            own, count = self._pages_to_start(sequence, match, budget, works)
         if own is None:
-            self.pages.release(held)
+            self.pages.release(match.held)
             return None
-        if match:
-            sequence.pages = list(match.pages)
-            if match.source is not None:
-                self._copies.append((match.source, own[0]))
-        sequence.pages = [*sequence.pages, *own]
+        if match.source is not None:
+            self._copies.append((match.source, own[0]))
+        rows = match.length
+        sequence.pages = [*match.pages, *own]
         sequence.planned = sequence.computed = rows
         sequence.inserted = rows
         if sequence.cached is None:
             sequence.cached = min(rows, sequence.prompt_len)
         return self._work(sequence, count, [])
 
-    def _match(self, sequence: Sequence) -> Match | None:
+    def _pages_to_start(
+        self, sequence: Sequence, match: Match, budget: int, works: list[Work]
+    ) -> tuple[list[int] | None, int]:
+        """Pages behind the matched ones, None when there are too few, and how many rows go into the step."""
+        wanted = sequence.length - match.length
+        count = self.policy.share(wanted, budget, _rows(works), self.config.enable_chunked_prefill)
+        # Pages for all of the prompt are asked for at once, so that prompts do not push each other out half read.
+        need = -(-(sequence.length + self._draft_rows()) // self.config.page_size) - len(match.pages)
+        return (self.take_pages(need) if count > 0 else None), count
+
+    def _match(self, sequence: Sequence) -> Match:
         if (
             self.cache is None
             or not sequence.current
             or (sequence.params.prompt_logprobs is not None and not sequence.generated)
         ):
-            return None
+            return Match()
         # The last token is computed in any case: the next one is drawn from its hidden state.
         tokens = sequence.tokens if self.cache.lookahead else sequence.tokens[:-1]
         return self.cache.match(sequence.namespace, tokens)
@@ -238,7 +247,9 @@ class Scheduler:
         if ahead:
             ids.insert(count - 1 - len(drafts), UNKNOWN)
         draws = 1 + len(drafts) if end == sequence.length else 0
-        wanted = sequence.params.prompt_logprobs is not None and start + 1 < sequence.prompt_len
+        # Once something is drawn they are all there; a preempted sequence reads its prompt again without them.
+        wanted = sequence.params.prompt_logprobs is not None and not sequence.generated
+        wanted = wanted and start + 1 < sequence.prompt_len
         work = Work(sequence, start, ids, draws, list(drafts), ahead, sequence.epoch, wanted)
         sequence.planned += count
         sequence.ahead += bool(draws)
