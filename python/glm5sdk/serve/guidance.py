@@ -80,10 +80,8 @@ class Guide:
         """Take the next token.
 
         Returns:
-            Whether it is allowed; if not, nothing has changed.
-
-        Raises:
-            ContractError: as `mask`.
+            Whether it is allowed; if not, nothing has changed. Nor is it when the grammar's state outgrows its limits
+            here; `mask` then says so.
         """
         return self.accept_all((token,)) == 1
 
@@ -92,9 +90,6 @@ class Guide:
 
         Returns:
             How many were taken.
-
-        Raises:
-            ContractError: as `mask`.
         """
         for taken, token in enumerate(tokens):
             if not self._take(token):
@@ -156,7 +151,6 @@ class Guide:
             return known
         taken = bool(self._matcher.try_consume_tokens([token]) == 1)
         self._inside += taken
-        self._check()
         return taken
 
     def _check(self) -> None:
