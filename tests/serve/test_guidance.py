@@ -143,6 +143,17 @@ def test_walks_of_a_schema_end() -> None:
     assert all(text is not None and valid(json.loads(text), schema) for text in texts)
 
 
+@pytest.mark.parametrize("indent", [None, 2, 4, "\t"])
+def test_json_may_be_indented_but_not_endlessly(indent) -> None:
+    value = {"a": [1, {"b": None}], "c": "x"}
+    state = guide("json_object")
+    tokens = [TOKENIZER.token_id(c) for c in json.dumps(value, indent=indent).replace(" ", "Ġ").replace("\n", "Ċ")
+              .replace("\t", "ĉ")]  # fmt: skip
+    assert state.accept_all(tokens) == len(tokens) and state.is_finished
+    state = guide("json_object")
+    assert state.accept_all([TOKENIZER.token_id(c) for c in "{" + "Ċ" * 100]) == 2
+
+
 @pytest.mark.parametrize("kind, value, matches", [
     ("json_object", None, lambda text: isinstance(json.loads(text), dict)),
     ("regex", r"[a-c]{2,5}(é|🙂)\d*", lambda text: re.fullmatch(r"[a-c]{2,5}(é|🙂)\d*", text)),

@@ -32,9 +32,9 @@ _LIMITS = {
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
-# White space is bounded: a weak model that may write it for ever does. Unknown keywords are errors, whatever the schema
-# itself asks for.
-_JSON = {"whitespace_flexible": True, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}", "lenient": False}
+# White space as JSON is commonly written: a space, or a new line with its indent. A weak model that may write any
+# amount of it does so for ever. Unknown keywords are errors, whatever the schema itself asks for.
+_JSON = {"whitespace_flexible": True, "whitespace_pattern": r"(?: |\n {0,24}|\n\t{0,8})", "lenient": False}
 
 _Made = dict[tuple[int, tuple[int, ...], bool], tuple["LLTokenizer", torch.Tensor]]
 _vocabularies: WeakKeyDictionary[Tokenizer, _Made] = WeakKeyDictionary()
