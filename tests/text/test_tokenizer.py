@@ -157,3 +157,21 @@ def test_errors_say_what_is_wrong(tokenizer: Tokenizer, tmp_path: Path) -> None:
             tokenizer.decode([bad])
         with pytest.raises(ContractError, match="needs an integer"):
             tokenizer.stream().push([bad])
+
+
+def test_bytes_of_tokens_join_to_the_text(tokenizer: Tokenizer, checkpoint: Path) -> None:
+    for text in TEXTS:
+        assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text))).decode() == text
+    assert tokenizer.token_bytes(tokenizer.vocab_size) == b""  # a row without a token
+    with pytest.raises(ContractError, match="id is -1"):
+        tokenizer.token_bytes(-1)
+    backend = tokenizers.Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    backend.decoder = tokenizers.decoders.Fuse()
+    with pytest.raises(ContractError, match="needs ByteLevel"):
+        Tokenizer(backend).token_bytes(0)
+
+
+def test_added_tokens_are_special_ones_and_tags(tokenizer: Tokenizer) -> None:
+    tag = tokenizer.token_id("<think>")
+    assert tokenizer.special_ids < tokenizer.added_ids and tag in tokenizer.added_ids - tokenizer.special_ids
+    assert tokenizer.encode("a")[0] not in tokenizer.added_ids

@@ -12,6 +12,7 @@ import torch
 
 from glm5sdk.core.errors import ContractError, UnavailableError
 from glm5sdk.serve.params import StructuredOutput
+from glm5sdk.text.output_format import TAGS
 from glm5sdk.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -31,11 +32,11 @@ _LIMITS = {
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
-# White space is bounded: a weak model that may write it for ever does. Unknown keywords are errors, whatever the schema
-# itself asks for.
-_JSON = {"whitespace_flexible": True, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}", "lenient": False}
+# White space as JSON is commonly written: a space, or a new line with its indent. A weak model that may write any
+# amount of it does so for ever. Unknown keywords are errors, whatever the schema itself asks for.
+_JSON = {"whitespace_flexible": True, "whitespace_pattern": r"(?: |\n {0,24}|\n\t{0,8})", "lenient": False}
 
-_Made = dict[tuple[int, tuple[int, ...]], tuple["LLTokenizer", torch.Tensor]]
+_Made = dict[tuple[int, tuple[int, ...], bool], tuple["LLTokenizer", torch.Tensor]]
 _vocabularies: WeakKeyDictionary[Tokenizer, _Made] = WeakKeyDictionary()
 
 
@@ -79,10 +80,8 @@ class Guide:
         """Take the next token.
 
         Returns:
-            Whether it is allowed; if not, nothing has changed.
-
-        Raises:
-            ContractError: as `mask`.
+            Whether it is allowed; if not, nothing has changed. Nor is it when the grammar's state outgrows its limits
+            here; `mask` then says so.
         """
         return self.accept_all((token,)) == 1
 
@@ -91,9 +90,6 @@ class Guide:
 
         Returns:
             How many were taken.
-
-        Raises:
-            ContractError: as `mask`.
         """
         for taken, token in enumerate(tokens):
             if not self._take(token):
@@ -155,7 +151,6 @@ class Guide:
             return known
         taken = bool(self._matcher.try_consume_tokens([token]) == 1)
         self._inside += taken
-        self._check()
         return taken
 
     def _check(self) -> None:
@@ -169,18 +164,17 @@ def compile_guide(
     tokenizer: Tokenizer,
     vocab_size: int,
     stop_ids: Sequence[int],
-    *,
-    after_reasoning: bool = False,
 ) -> Guide:
     """The guide of one request. Takes up to a second for the largest grammars, and lets other threads run meanwhile.
 
     Args:
-        structured: what the text must match.
+        structured: what the text must match; whether it begins at once or behind `</think>`, before which all is
+            allowed but to stop, and other tags.
         tokenizer: byte-level.
-        vocab_size: rows of the model's embedding. Rows without a token are never allowed; nor are added tokens, whose
-            text a grammar spells in ordinary ones, unless a Lark grammar names one.
+        vocab_size: rows of the model's embedding. Rows without a token are never allowed. Nor are special tokens and
+            tags: a schema's text is spelled in ordinary tokens. Only in a Lark grammar, which may describe a tool call,
+            a tag's token spells its text.
         stop_ids: tokens that end a sequence.
-        after_reasoning: the grammar begins behind `</think>`; before it everything but the end is allowed.
 
     Raises:
         ContractError: the value has the wrong type, is too large, is no valid or no supported schema, pattern or
@@ -194,12 +188,12 @@ def compile_guide(
             'structured output: llguidance is missing, needs pip install "glm5sdk[serve]"'
         ) from error
     grammar = _grammar(structured, llguidance)
-    opener = tokenizer.token_id("</think>") if after_reasoning else None
-    if after_reasoning and (opener is None or opener >= vocab_size):
+    opener = tokenizer.token_id("</think>") if structured.after_reasoning else None
+    if structured.after_reasoning and (opener is None or opener >= vocab_size):
         raise ContractError(
             "structured output: the tokenizer has no token </think>, needs one to begin after reasoning"
         )
-    tokens, known = _vocabulary(tokenizer, vocab_size, tuple(stop_ids), llguidance)
+    tokens, known = _vocabulary(tokenizer, vocab_size, tuple(stop_ids), structured.kind == "grammar", llguidance)
     limits = llguidance.LLParserLimits(**_LIMITS)
     matcher = llguidance.LLMatcher(tokens, grammar, log_level=0, limits=limits)
     if not matcher.is_error():
@@ -254,7 +248,8 @@ def _choice(value: Any) -> str:
         raise ContractError(f"structured output: choice is {value!r:.80}, needs a list of texts, none empty")
     if len(choices) > MAX_CHOICES:
         raise ContractError(f"structured output: choice holds {len(choices)} texts, needs at most {MAX_CHOICES}")
-    return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices))
+    words = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices))
+    return f"start: ANY\nANY: {words}"  # a terminal, by its capitals: so many rules would be too many parser states
 
 
 _MAKERS: dict[str, Callable[[Any], str]] = {
@@ -269,10 +264,13 @@ _MAKERS: dict[str, Callable[[Any], str]] = {
 class _Vocabulary:
     """A tokenizer as llguidance reads one."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, tags_are_text: bool) -> None:
         self._tokenizer = tokenizer
         self.tokens = [tokenizer.token_bytes(token) for token in range(vocab_size)]
-        self.special_token_ids = sorted(token for token in tokenizer.added_ids if token < vocab_size)
+        never = set(tokenizer.added_ids)
+        if tags_are_text:
+            never = set(tokenizer.special_ids) - {tokenizer.token_id(tag) for tag in TAGS}
+        self.special_token_ids = sorted(token for token in never if token < vocab_size)
         self.eos_token_id = 0
         self.bos_token_id = None
 
@@ -281,13 +279,13 @@ class _Vocabulary:
 
 
 def _vocabulary(
-    tokenizer: Tokenizer, vocab_size: int, stop_ids: tuple[int, ...], llguidance: Any
+    tokenizer: Tokenizer, vocab_size: int, stop_ids: tuple[int, ...], tags_are_text: bool, llguidance: Any
 ) -> tuple[LLTokenizer, torch.Tensor]:
-    """llguidance's tokenizer, and which rows are tokens that do not stop; made once, a large vocabulary takes time."""
+    """llguidance's tokenizer, and what reasoning may hold; made once, a large vocabulary takes time."""
     made = _vocabularies.setdefault(tokenizer, {})
-    key = (vocab_size, stop_ids)
+    key = (vocab_size, stop_ids, tags_are_text)
     if key not in made:
-        vocabulary = _Vocabulary(tokenizer, vocab_size)
+        vocabulary = _Vocabulary(tokenizer, vocab_size, tags_are_text)
         if not stop_ids or not all(0 <= token < vocab_size and vocabulary.tokens[token] for token in stop_ids):
             raise ContractError(
                 f"structured output: stop ids are {stop_ids}, needs at least one, all tokens below {vocab_size}"
@@ -295,6 +293,9 @@ def _vocabulary(
         vocabulary.eos_token_id = stop_ids[0]
         known = torch.tensor([bool(spelled) for spelled in vocabulary.tokens])
         known[list(stop_ids)] = False
+        # A call that begins inside the reasoning would end it, and go past the grammar.
+        tags = [tokenizer.token_id(tag) for tag in TAGS if tag != "</think>"]
+        known[[token for token in tags if token is not None and token < vocab_size]] = False
         wrapped = llguidance.TokenizerWrapper(vocabulary)
         made[key] = llguidance.LLTokenizer(wrapped, eos_token=list(stop_ids)), known
     return made[key]

@@ -72,7 +72,7 @@ class Intake:
         if self.tokenizer is None:
             raise ContractError("engine: structured output is asked for and there is no tokenizer, needs one")
         stops = sorted(self.stop_ids | frozenset(params.stop_token_ids))
-        return compile_guide(wanted, self.tokenizer, self.vocab_size, stops, after_reasoning=wanted.after_reasoning)
+        return compile_guide(wanted, self.tokenizer, self.vocab_size, stops)
 
     def sequences(
         self,

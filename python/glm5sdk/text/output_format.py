@@ -7,7 +7,18 @@ from dataclasses import dataclass
 
 from glm5sdk.core.errors import ContractError
 
-__all__ = ["FORMATS", "OutputFormat", "detect_format", "find_format", "starts_in_reasoning"]
+__all__ = ["FORMATS", "TAGS", "OutputFormat", "detect_format", "find_format", "starts_in_reasoning"]
+
+TAGS = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+)
 
 
 @dataclass(frozen=True)

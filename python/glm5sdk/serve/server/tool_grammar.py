@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["tool_grammar"]
 
-_RAW = "RAW"
+_RAW = "raw"
 
 
 def tool_grammar(tools: Sequence[Mapping[str, Any]], *, parallel: bool) -> str:
