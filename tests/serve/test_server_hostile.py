@@ -83,7 +83,7 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=8) | st.sampled_from(["user", "assistant", "tool", "text", "function", "input_text"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
-        st.sampled_from(["role", "content", "type", "text", "name", "arguments", "tool_calls", "function", "input", "id"])
+        st.sampled_from(["role", "content", "type", "text", "name", "arguments", "tool_calls", "function", "input"])
         | st.text(max_size=5), inner, max_size=4,
     ),
     max_leaves=12,
