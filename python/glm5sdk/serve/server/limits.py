@@ -46,7 +46,8 @@ class Admission:
         # What finds a free place in the batch does not queue, and neither does the first request of an idle server.
         room = max(batch - self._sequences, 0) if queued == 0 else 0
         over = queued + max(sequences - room, 0)
-        if self._sequences and over > limits.max_queued_requests:
+        idle = not self._sequences and not queued
+        if not idle and over > limits.max_queued_requests:
             raise OverloadedError(
                 f"server: {queued} sequences wait, {sequences} more need a limit over {limits.max_queued_requests}",
                 self._retry_after(queued),

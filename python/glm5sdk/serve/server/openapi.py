@@ -29,6 +29,7 @@ _REFUSALS = {
     500: "The server failed.",
     503: "The server is draining, or the request took too long.",
 }
+_KINDS = {"application/json": "object"}
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -45,7 +46,8 @@ _ERROR = {
         }
     },
 }
-_ANTHROPIC_ERROR = {
+_ANTHROPIC_KINDS = {"application/json": "object"}
+_ERROR = {
     "type": "object",
     "required": ["type", "error"],
     "properties": {
@@ -93,7 +95,7 @@ def _operation(route: Route, schema: dict[str, Any] | None) -> dict[str, Any]:
         "200": {
             "description": "The answer.",
             "content": {
-                media: {"schema": {"type": "object"} if media == "application/json" else {"type": "string"}}
+                media: {} if media == "text/event-stream" else {"schema": {"type": _KINDS.get(media, "string")}}
                 for media in route.media
             },
         }

@@ -16,6 +16,7 @@ from glm5sdk.serve.server.chat_fields import ChatRequest
 from glm5sdk.serve.server.completion_fields import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from glm5sdk.serve.server.openai_chat import chat_completions
 from glm5sdk.serve.server.openai_completions import completions
+from glm5sdk.serve.server.page import page
 from glm5sdk.serve.server.responses import delete_response, get_response, list_input_items, responses
 from glm5sdk.serve.server.responses_fields import ResponsesRequest
 from glm5sdk.serve.server.service import Service
@@ -59,6 +60,7 @@ ROUTES = (
     Route("POST", "/tokenize", info_routes.tokenize, "Text or a conversation to token ids.", TokenizeRequest),
     Route("POST", "/detokenize", info_routes.detokenize, "Token ids to text.", DetokenizeRequest),
     Route("POST", "/abort", info_routes.abort, "End an answer that is being made.", info_routes.AbortRequest),
+    Route("GET", "/", page, "A page to talk with the model.", media=("text/html",)),
     Route("GET", "/health", info_routes.health, "Whether new work is taken."),
     Route("GET", "/version", info_routes.version, "Version of the package and of the weights."),
     Route("GET", "/metrics", info_routes.metrics, "Numbers for Prometheus.", media=("text/plain",)),
