@@ -91,8 +91,8 @@ def test_a_slow_disk_changes_nothing(resident: Glm5ForCausalLM, folder: Path, mo
     pause = threading.Event()
     for module in model.modules():
         if isinstance(module, OffloadedExperts):
-            read = module._source.read
-            monkeypatch.setattr(module._source, "read", lambda *a, read=read: (pause.wait(0.003), read(*a))[1])
+            read = module.source.read
+            monkeypatch.setattr(module.source, "read", lambda *a, read=read: (pause.wait(0.003), read(*a))[1])
     for seed in range(6):  # one token has three experts: a guess fills every slot
         length = (1, 9)[seed % 2]
         assert torch.equal(alone(model, tokens(length, seed)), alone(resident, tokens(length, seed)))
@@ -190,7 +190,7 @@ def test_a_checkpoint_without_all_experts_is_refused(tmp_path: Path) -> None:
 
 
 def test_views_swap_experts_that_are_offloaded(resident: Glm5ForCausalLM, folder: Path, tmp_path: Path) -> None:
-    """A patch stands before the slots; a checkpoint with all of a layer's experts becomes a patch of all."""
+    """A patch stands before the slots; a checkpoint with all of a layer's experts becomes their source."""
     small_model(7, dtype=resident.dtype).save_pretrained(tmp_path)
     model = Glm5ForCausalLM.from_pretrained(folder, dtype=dtype_name(resident), expert_slots=2)
     path = "model.layers.1.mlp.experts"
@@ -200,10 +200,16 @@ def test_views_swap_experts_that_are_offloaded(resident: Glm5ForCausalLM, folder
     patched = [v.replaced("patched", patches={path: patch}) for v in views]
     whole = [load_update(tmp_path, m, v) for m, v in zip((model, resident), views, strict=True)]
     assert whole[0].version == whole[1].version
+    assert not whole[0].patches and whole[0].nbytes_beside(views[0]) < 0.8 * whole[1].nbytes_beside(views[1])
     ids = tokens(20, seed=1)
-    for mine, theirs in (patched, whole, views):
+    for mine, theirs in (patched, whole, views, whole, patched, views):
         with mine.active(model), theirs.active(resident):
             assert torch.equal(alone(model, ids), alone(resident, ids))
+    whole[0].install(model)
+    with whole[1].active(resident):
+        assert torch.equal(alone(model, ids), alone(resident, ids))
+    with pytest.raises(ContractError, match="needs the path of experts that are offloaded"):
+        views[1].replaced("x", sources={path: model.get_submodule(path).source})
 
 
 def test_casting_the_model_casts_the_slots(folder: Path, resident: Glm5ForCausalLM) -> None:

@@ -49,6 +49,10 @@ class ExpertSource(Protocol):
         ...
 
 
+# An expert of a source, which is compared by identity.
+_Key = tuple[ExpertSource, int]
+
+
 @dataclass
 class OffloadStats:
     """Totals since the start.
@@ -86,6 +90,8 @@ class Reader:
 class OffloadedExperts(Experts):
     """`Experts` whose weights live in a source, S of them in memory, least recently used ones giving way.
 
+    Slots remember whose experts they hold, so that a `WeightView` may exchange the source for a forward pass.
+
     Args:
         source: of all experts.
         slots: S, at least 1.
@@ -108,12 +114,12 @@ class OffloadedExperts(Experts):
             raise CapacityError(f"offload: slots is {slots}, needs at least 1 expert a layer in memory")
         self.limit, self.slots, self.stats = limit, min(slots, source.experts), OffloadStats()
         self.following: tuple[Router, OffloadedExperts] | None = None  # where guesses about the next layer go
-        self._source, self._reader, self._lock = source, reader, threading.RLock()
+        self.source, self._reader, self._lock = source, reader, threading.RLock()
         self._make_slots(dtype, torch.device(device))
 
     @property
     def count(self) -> int:
-        return self._source.experts
+        return self.source.experts
 
     @property
     def nbytes(self) -> int:
@@ -188,25 +194,25 @@ class OffloadedExperts(Experts):
                 ready = coming[:1]
                 self._arrive(ready[0])
             place = torch.full((self.count,), -1, dtype=torch.int64)
-            place[ready] = torch.tensor([self._slot_of[e] for e in ready])
+            place[[e for _, e in ready]] = torch.tensor([self._slot_of[key] for key in ready])
             run_part(rows, owners, Part(place.to(rows.device), *self._memory), self.limit, out)
             for expert in ready:
                 self._slot_of.move_to_end(expert)
             todo = [e for e in todo if e not in ready]
         return out
 
-    def _wanted(self, ids: Tensor, patched: bool = True) -> list[int]:
+    def _wanted(self, ids: Tensor, patched: bool = True) -> list[_Key]:
         found = ids.unique().tolist()
         skip = set(self.patch.ids) if patched and self.patch is not None else set()
-        return [e for e in found if e >= 0 and e not in skip]
+        return [(self.source, e) for e in found if e >= 0 and e not in skip]
 
-    def _is_coming(self, expert: int) -> bool:
+    def _is_coming(self, expert: _Key) -> bool:
         """Whether its read has not ended; an ended one is taken in, or its error raised."""
         if expert in self._coming and self._coming[expert].done():
             self._arrive(expert)
         return expert in self._coming
 
-    def _settle(self, expert: int) -> BaseException | None:
+    def _settle(self, expert: _Key) -> BaseException | None:
         """Wait for a read that was begun and take it in; its error, if it has one, leaves the slot free."""
         coming = self._coming.pop(expert)
         error = CancelledError() if coming.cancelled() else coming.exception()
@@ -217,21 +223,23 @@ class OffloadedExperts(Experts):
             self._free.append(self._slot_of.pop(expert))
         return error
 
-    def _arrive(self, expert: int) -> None:
+    def _arrive(self, expert: _Key) -> None:
         """Wait for a read that this step needs."""
         if expert in self._coming and (error := self._settle(expert)) is not None:
             raise error
 
-    def _begin(self, expert: int, keep: Sequence[int]) -> bool:
+    def _begin(self, expert: _Key, keep: Sequence[_Key]) -> bool:
         """Queue a read into a free slot or that of the least recently used expert outside of `keep`; False if none."""
         if not self._free and not self._evict(keep):
             return False
         slot = self._free.pop()
         self._slot_of[expert] = slot
-        self._coming[expert] = self._reader.submit(lambda: self._source.read(expert, slot, *self._memory))
+        source, number = expert
+        memory = self._memory
+        self._coming[expert] = self._reader.submit(lambda: source.read(number, slot, *memory))
         return True
 
-    def _evict(self, keep: Sequence[int]) -> bool:
+    def _evict(self, keep: Sequence[_Key]) -> bool:
         kept = set(keep)
         for expert in self._slot_of:
             if expert in kept:
@@ -248,11 +256,11 @@ class OffloadedExperts(Experts):
 
     def _make_slots(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device
-        self._memory = self._source.empty(self.slots, dtype, device)
-        self._slot_of: OrderedDict[int, int] = OrderedDict()  # least recently used first
-        self._coming: dict[int, Future[int]] = {}
+        self._memory = self.source.empty(self.slots, dtype, device)
+        self._slot_of: OrderedDict[_Key, int] = OrderedDict()  # least recently used first
+        self._coming: dict[_Key, Future[int]] = {}
         self._free = list(range(self.slots))[::-1]
-        self._counted: list[int] = []
+        self._counted: list[_Key] = []
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OffloadedExperts:
         with self._lock:

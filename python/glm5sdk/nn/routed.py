@@ -52,13 +52,16 @@ def routed_rows(
         local_experts: experts of this process; all of them when `group` is "".
         run: computes rows; ids it gets count from this process's first expert.
         group: name of the process group over which experts are spread, "" for none.
-        capacity: rows this process can take; None for as many as `ids_TA` has, which suits a single process only.
+        capacity: rows that this process can take from the group; None stays within this process, whatever the group.
 
     Raises:
         CapacityError: on every process of the group, when more rows would arrive somewhere than that one's capacity.
     """
-    room = ids_TA.numel() if capacity is None else capacity
-    rows, owners, _, _, handle = ops.all_to_all_dispatch(x_TN, ids_TA, weights_TA, local_experts, group, room)
+    if capacity is None:
+        rows, row_ids, _ = ops.moe_permute(x_TN, ids_TA, local_experts)
+        owners = torch.where(row_ids >= 0, ids_TA.reshape(-1)[row_ids.clamp(min=0)], -1)
+        return ops.moe_unpermute(run(rows, owners), row_ids, weights_TA)
+    rows, owners, _, _, handle = ops.all_to_all_dispatch(x_TN, ids_TA, weights_TA, local_experts, group, capacity)
     return ops.all_to_all_combine(run(rows, owners), handle, weights_TA, group)
 
 

@@ -8,15 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from glm5sdk.core.errors import ContractError
 from glm5sdk.nn.adapters import Adapter
+from glm5sdk.nn.expert_patches import check_patch, experts_at, join_patches
 from glm5sdk.nn.layers import Linear
 from glm5sdk.nn.low_rank import ExpertLowRank, LowRank, widened
 from glm5sdk.nn.mla import LatentAttention
 from glm5sdk.nn.moe import ExpertPatch, Experts
+from glm5sdk.nn.offload import ExpertSource, OffloadedExperts
 from glm5sdk.nn.quantised import named_weights
 from glm5sdk.registry.weight import Weight, WeightLike
 
@@ -40,11 +41,13 @@ class WeightView:
         version: name of these weights, reported with every token that they made.
         adapter: the adapter beside the weights, or None.
         patches: other weights of some experts, by the path of their Experts.
+        sources: where experts that are not in memory come from, by the path of their OffloadedExperts.
     """
 
     version: str
     adapter: Adapter | None
     patches: Mapping[str, ExpertPatch]
+    sources: Mapping[str, ExpertSource]
 
     def __init__(
         self,
@@ -52,11 +55,12 @@ class WeightView:
         model: nn.Module,
         table: dict[str, Tensor],
         patches: Mapping[str, ExpertPatch],
+        sources: Mapping[str, ExpertSource],
         adapter: Adapter | None,
         absorbed: dict[str, _Absorbed],
     ) -> None:
         """Use `of`, `replaced` or `with_adapter`."""
-        self.version, self.patches, self.adapter = version, patches, adapter
+        self.version, self.patches, self.sources, self.adapter = version, patches, sources, adapter
         self._table, self._absorbed = table, absorbed
         self._model = weakref.ref(model)
 
@@ -69,13 +73,15 @@ class WeightView:
             model.__dict__.pop(memory, None)
         table = {name: holder[key] for name, (holder, key) in _places(model).items()}
         kept = {path: _Absorbed(m._absorbed) for path, m in model.named_modules() if isinstance(m, LatentAttention)}
-        return cls(version, model, table, {}, None, kept)
+        sources = {path: m.source for path, m in model.named_modules() if isinstance(m, OffloadedExperts)}
+        return cls(version, model, table, {}, sources, None, kept)
 
     def replaced(
         self,
         version: str,
         overrides: Mapping[str, WeightLike] | None = None,
         patches: Mapping[str, ExpertPatch] | None = None,
+        sources: Mapping[str, ExpertSource] | None = None,
     ) -> WeightView:
         """A view with some weights replaced; the adapter, if any, stays.
 
@@ -84,6 +90,7 @@ class WeightView:
             overrides: parameter or buffer name -> tensor, or quantised weight where the model has one. Kept, not
                 copied; tied names change together.
             patches: path of an `Experts` -> weights of some of its experts; patches of its other experts stay.
+            sources: path of an `OffloadedExperts` -> where all of its experts come from; earlier patches there go.
 
         Raises:
             ContractError: a name is unknown, or a shape, dtype, kind or device is another one.
@@ -103,15 +110,20 @@ class WeightView:
                     )
                 absorbed[path] = _Absorbed()
         together = dict(self.patches)
-        replaced = {name.rpartition(".")[0] for name in overrides or {}}
+        for path in sources or {}:
+            if path not in self.sources:
+                raise ContractError(
+                    f"weight view: a source is for {path}, needs the path of experts that are offloaded"
+                )
+        replaced = {name.rpartition(".")[0] for name in overrides or {}} | set(sources or {})
         for path in replaced & set(together):  # whole new experts take the place of earlier patches
             del together[path]
         for path, patch in (patches or {}).items():
-            module = _experts(model, path)
-            _check_patch(path, patch, module)
-            together[path] = _joined(together[path], patch) if path in together else patch
+            module = experts_at(model, path)
+            check_patch(path, patch, module)
+            together[path] = join_patches(together[path], patch) if path in together else patch
         _check_apart(together, self.adapter)
-        return WeightView(version, model, table, together, self.adapter, absorbed)
+        return WeightView(version, model, table, together, {**self.sources, **(sources or {})}, self.adapter, absorbed)
 
     def with_adapter(self, version: str, adapter: Adapter | None) -> WeightView:
         """The same weights with an adapter beside them, in the place of an earlier one; None for none.
@@ -132,7 +144,7 @@ class WeightView:
             base = table[name].detach()
             _put(table, name, (widened(base) + part.delta()).to(base.dtype))
             absorbed[path.removesuffix(".kv_b_proj")] = _Absorbed()
-        return WeightView(version, model, table, dict(self.patches), adapter, absorbed)
+        return WeightView(version, model, table, dict(self.patches), dict(self.sources), adapter, absorbed)
 
     @contextmanager
     def active(self, model: nn.Module) -> Iterator[None]:
@@ -225,6 +237,8 @@ class WeightView:
             if isinstance(module, Experts):
                 point(module.__dict__, "adapter", experts.get(path))
                 point(module.__dict__, "patch", self.patches.get(path))
+                if path in self.sources:
+                    point(module.__dict__, "source", self.sources[path])
             else:
                 point(module.__dict__, "adapter", linear.get(path))
         for module, kept in derived:
@@ -287,56 +301,6 @@ def _put(table: dict[str, Tensor], name: str, value: Tensor) -> None:
         value = nn.Parameter(value, requires_grad=False)
     for tied in [other for other, tensor in table.items() if tensor is old]:
         table[tied] = value
-
-
-def _experts(model: nn.Module, path: str) -> Experts:
-    try:
-        module = model.get_submodule(path)
-    except AttributeError:
-        module = model
-    if not isinstance(module, Experts):
-        raise ContractError(f"weight view: a patch is for {path}, needs the path of a layer's experts")
-    return module
-
-
-def _check_patch(path: str, patch: ExpertPatch, module: Experts) -> None:
-    gate_up, down = module.weights_like()
-    count = module.count
-    if list(patch.ids) != sorted(set(patch.ids)) or not patch.ids or not 0 <= patch.ids[0] <= patch.ids[-1] < count:
-        raise ContractError(
-            f"weight view: experts in the patch of {path} are {patch.ids}, needs ascending ids below {count}"
-        )
-    for name, got, want in (("gate_up_proj", patch.gate_up, gate_up), ("down_proj", patch.down, down)):
-        said, needs = _description(got, None), _description(want, len(patch.ids))
-        if said != needs:
-            raise ContractError(f"weight view: the patch of {path}.{name} is {said}, needs {needs}")
-
-
-def _description(weight: WeightLike, lead: int | None) -> tuple[Any, ...]:
-    """Kind, dtypes, device and shapes, with another leading size if one is given."""
-    tensors = weight.tensors if isinstance(weight, Weight) else (weight,)
-    kind = weight.kind if isinstance(weight, Weight) else "plain"
-    shapes = [((t.shape[0] if lead is None else lead), *t.shape[1:]) for t in tensors]
-    return kind, [(shape, t.dtype, t.device) for shape, t in zip(shapes, tensors, strict=True)]
-
-
-def _joined(old: ExpertPatch, new: ExpertPatch) -> ExpertPatch:
-    """Both patches in one; experts that both have are the new one's."""
-    kept = [i for i, e in enumerate(old.ids) if e not in new.ids]
-    if not kept:
-        return new
-    ids = [old.ids[i] for i in kept] + list(new.ids)
-    order = sorted(range(len(ids)), key=ids.__getitem__)
-
-    def join(a: WeightLike, b: WeightLike) -> WeightLike:
-        if isinstance(a, Weight) and isinstance(b, Weight):
-            tensors = tuple(torch.cat([x[kept], y])[order] for x, y in zip(a.tensors, b.tensors, strict=True))
-            return Weight(a.kind, a.layout, (len(ids), *a.shape[1:]), tensors)
-        assert isinstance(a, Tensor)  # their kinds were compared with the module's
-        assert isinstance(b, Tensor)
-        return torch.cat([a[kept], b])[order]
-
-    return ExpertPatch(tuple(ids[i] for i in order), join(old.gate_up, new.gate_up), join(old.down, new.down))
 
 
 def _check_apart(patches: Mapping[str, ExpertPatch], adapter: Adapter | None) -> None:

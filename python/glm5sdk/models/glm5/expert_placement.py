@@ -18,7 +18,6 @@ from glm5sdk.models.glm5.tensors import TensorSpec
 from glm5sdk.nn.expert_parallel import ParallelExperts
 from glm5sdk.nn.moe import Experts, MixtureOfExperts
 from glm5sdk.nn.offload import OffloadedExperts, OffloadStats, Reader
-from glm5sdk.nn.quantised import QuantisedExperts
 from glm5sdk.parallel import ProcessGroup
 from glm5sdk.registry.weight import Weight
 
@@ -57,9 +56,11 @@ def offload_experts(
     opened = open_checkpoint(path, model.config, partial=True)
     kinds: dict[str, str] = {}
     for name, module in _mixtures(model).items():
-        if isinstance(module.experts, QuantisedExperts):
-            held = {n: module.experts.held(n) for n in module.experts.held_names()}
-            kinds.update({f"{name}.experts.{n}": w.kind for n, w in held.items()})
+        if isinstance(module.experts, ParallelExperts):
+            raise ContractError(f"offload: {name}.experts is spread over processes, needs all experts in this one")
+        for part, weight in zip(("gate_up_proj", "down_proj"), module.experts.weights_like(), strict=True):
+            if isinstance(weight, Weight):
+                kinds[f"{name}.experts.{part}"] = weight.kind
     for spec in opened.specs(lambda s: s.index is not None and s.parameter in kinds):
         if opened.kinds[spec.name] != kinds[spec.parameter]:
             raise CheckpointError(

@@ -13,9 +13,11 @@ from torch import Tensor
 from glm5sdk.core.errors import CheckpointError, ContractError
 from glm5sdk.models.glm5.checkpoint import Checkpoint, float_weight, open_checkpoint
 from glm5sdk.models.glm5.config import Glm5Config
+from glm5sdk.models.glm5.expert_files import CheckpointExperts, OpenFiles
 from glm5sdk.models.glm5.model import Glm5ForCausalLM
 from glm5sdk.models.glm5.tensors import TensorSpec
 from glm5sdk.nn.moe import ExpertPatch, Experts
+from glm5sdk.nn.offload import OffloadedExperts
 from glm5sdk.nn.weight_view import WeightView
 from glm5sdk.ops._weights import part_index
 from glm5sdk.registry.weight import Weight, WeightLike
@@ -34,7 +36,7 @@ def load_update(
 
     The checkpoint may hold all parameters, or any of them: whole layers, norms, single experts. What it lacks stays
     `base`'s. Single experts come as a patch that costs its own memory alone; all experts of a layer replace its fused
-    weights.
+    weights, or, where they are offloaded, are read once to be checked and stay on disk.
     Floats are rounded to the model's dtype once, as `from_pretrained` does; quantised weights have to be of the model's
     kind where the model keeps them quantised.
 
@@ -69,7 +71,7 @@ def load_update(
             whole.update(name.encode() + digests[name])
         version = whole.hexdigest()
     patches = new.patches()
-    return base.replaced(version, new.overrides, patches)
+    return base.replaced(version, new.overrides, patches, new.sources)
 
 
 class _NewWeights:
@@ -80,6 +82,7 @@ class _NewWeights:
     ) -> None:
         self._checkpoint, self._base, self._modules = checkpoint, base, modules
         self.overrides: dict[str, WeightLike] = {}
+        self.sources: dict[str, CheckpointExperts] = {}
         self._fused: dict[str, tuple[list[int], dict[str, WeightLike]]] = {}
         held: dict[str, dict[int, set[str]]] = {}
         for spec in specs:
@@ -90,6 +93,7 @@ class _NewWeights:
             elif base.weight(spec.parameter) is None:
                 raise CheckpointError(f"checkpoint: {spec.name} in {self._file(spec)} is no parameter of this model")
         self._check_copies(specs)
+        files = OpenFiles()
         for layer, experts in held.items():
             torn = [e for e, parts in experts.items() if len(parts) != 3]
             if torn:
@@ -99,10 +103,13 @@ class _NewWeights:
                     "up_proj and down_proj of each expert that it holds"
                 )
             module = modules[layer]
+            if isinstance(module, OffloadedExperts) and len(experts) == module.count:
+                kinds = {n: weight.kind for n, weight in _weights_like(module).items() if isinstance(weight, Weight)}
+                self.sources[layer] = CheckpointExperts(checkpoint, layer, kinds, files)
+                continue
             own = sorted(e - module.first for e in experts if 0 <= e - module.first < module.count)
             if own:
-                like = zip(("gate_up_proj", "down_proj"), module.weights_like(), strict=True)
-                self._fused[layer] = own, {name: _empty(weight, len(own)) for name, weight in like}
+                self._fused[layer] = own, {n: _empty(weight, len(own)) for n, weight in _weights_like(module).items()}
 
     def is_here(self, spec: TensorSpec) -> bool:
         """Whether this process holds the tensor's place: not another one's expert."""
@@ -120,6 +127,9 @@ class _NewWeights:
             self.overrides[spec.parameter] = made
         else:
             layer, _, name = spec.parameter.rpartition(".")
+            if layer in self.sources:
+                _fitting(_weights_like(self._modules[layer])[name], value, self._where(spec))
+                return _digest(value)
             ids, weights = self._fused[layer]
             into = weights[name]
             made = _fitting(into, value, self._where(spec))
@@ -157,6 +167,10 @@ class _NewWeights:
 
     def _where(self, spec: TensorSpec) -> str:
         return f"checkpoint: {spec.name} in {self._file(spec)}"
+
+
+def _weights_like(experts: Experts) -> dict[str, WeightLike]:
+    return dict(zip(("gate_up_proj", "down_proj"), experts.weights_like(), strict=True))
 
 
 def _expert(spec: TensorSpec) -> int:
