@@ -63,7 +63,8 @@ def admin_routes(router: Any) -> list[Any]:
         return checked
 
     async def show(request: Request) -> Any:
-        return json_answer({"replicas": [_describe(r) for r in router.fleet]})
+        prefill = [_describe(r) for r in router.prefill_fleet]
+        return json_answer({"replicas": [_describe(r) for r in router.fleet], "prefill": prefill})
 
     async def add(request: Request) -> Any:
         replica = router.add_replica(_field(await _body(request), "replica", str))
@@ -90,10 +91,10 @@ def admin_routes(router: Any) -> list[Any]:
 
     async def forward(request: Request) -> Any:
         headers = {"authorization": f"Bearer {router.settings.admin_key}", "content-type": "application/json"}
-        answers = await fan_out(
-            router.client, list(router.fleet), request.method, f"/admin/{request.path_params['command']}", headers,
-            await _raw(request, router.settings.max_body_bytes),
-        )  # fmt: skip
+        target = f"/admin/{request.path_params['command']}"
+        body = await _raw(request, router.settings.max_body_bytes)
+        everyone = [*router.fleet, *router.prefill_fleet]
+        answers = await fan_out(router.client, everyone, request.method, target, headers, body)
         good = all(answer.get("status") == 200 for answer in answers.values())
         return json_answer({"replicas": answers}, 200 if good else 502)
 

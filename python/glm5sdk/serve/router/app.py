@@ -10,6 +10,7 @@ from glm5sdk.core.errors import Glm5Error, UnavailableError
 from glm5sdk.serve.router.admin import admin_routes, as_route_error, fan_out, json_answer
 from glm5sdk.serve.router.choose import Chooser
 from glm5sdk.serve.router.errors import RouteError, error_body
+from glm5sdk.serve.router.handoffs import Handoffs
 from glm5sdk.serve.router.keys import need_key
 from glm5sdk.serve.router.metrics import RouterMetrics
 from glm5sdk.serve.router.proxy import Proxy, Receive, Send
@@ -33,7 +34,7 @@ class Router:
 
     Attributes:
         settings: as given.
-        fleet, chooser, metrics: its parts.
+        fleet, chooser, metrics: its parts; `prefill_fleet` computes prompts for `fleet`, where it is not empty.
         client: connections to the replicas; from `start` to `stop`.
     """
 
@@ -48,14 +49,24 @@ class Router:
         self.settings = settings
         self.fleet = Fleet(settings.replicas, settings.health)
         self.chooser = Chooser(self.fleet, settings.affinity)
-        self.metrics = RouterMetrics(self.fleet)
+        self.prefill_fleet = Fleet(settings.prefill, settings.health)
+        self.metrics = RouterMetrics(self.fleet, self.prefill_fleet)
         # No environment: a proxy variable must not send prompts elsewhere.
         self.client = httpx.AsyncClient(
             trust_env=False, timeout=httpx.Timeout(settings.read_timeout, connect=settings.connect_timeout, pool=None),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
         )  # fmt: skip
         self.watcher = Watcher(self.chooser, self.metrics, self.client, settings.api_keys)
-        self._proxy = Proxy(settings, self.chooser, self.watcher, self.metrics, self.client)
+        prefill = Chooser(self.prefill_fleet, settings.affinity)
+        self.prefill_watcher = Watcher(prefill, self.metrics, self.client, settings.api_keys)
+        self.handoffs = Handoffs(
+            settings, self.chooser, self.metrics, self.client,
+            (prefill, self.prefill_watcher) if settings.prefill else None,
+        )  # fmt: skip
+        self._proxy = Proxy(
+            settings, self.chooser, self.watcher, self.metrics, self.client,
+            self.handoffs.prepare if settings.prefill or settings.migrate else None,
+        )  # fmt: skip
         self._own = Starlette(
             routes=[
                 Route("/health", self._health),
@@ -78,13 +89,17 @@ class Router:
 
     async def start(self) -> None:
         """Ask every replica once, then keep asking."""
-        await asyncio.gather(*(self.watcher.check(replica) for replica in self.fleet))
-        for replica in self.fleet:
-            self.watcher.watch(replica)
+        both = ((self.fleet, self.watcher), (self.prefill_fleet, self.prefill_watcher))
+        await asyncio.gather(*(watcher.check(replica) for fleet, watcher in both for replica in fleet))
+        for fleet, watcher in both:
+            for replica in fleet:
+                watcher.watch(replica)
 
     async def stop(self) -> None:
         """End the checks and close the connections."""
         await self.watcher.close()
+        await self.prefill_watcher.close()
+        await self.handoffs.close()
         await self.client.aclose()
 
     def add_replica(self, url: str) -> Replica:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from types import FrameType
 from typing import Any
 
 from glm5sdk.core.errors import UnavailableError
@@ -49,4 +50,12 @@ def server_on(app: Any, log_level: str, drain: int) -> Any:
     config = uvicorn.Config(
         app, log_level=log_level, access_log=False, server_header=False, lifespan="on", timeout_graceful_shutdown=drain
     )
-    return uvicorn.Server(config)
+
+    class Server(uvicorn.Server):
+        """The first signal drains, the second ends; a server that has drained ends with status 0."""
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            self.force_exit = self.should_exit
+            self.should_exit = True
+
+    return Server(config)

@@ -14,12 +14,12 @@ FRACTIONS = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 class RouterMetrics:
     """Counters are kept as things happen; gauges are read from the fleet when someone asks."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, *fleets: Fleet) -> None:
         try:
             from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
         except ImportError as error:
             raise UnavailableError('router: prometheus-client is missing; pip install "glm5sdk[serve]"') from error
-        self._fleet = fleet
+        self._fleets = fleets
         self.registry = registry = CollectorRegistry()
 
         def counter(name: str, words: str, *labels: str) -> Counter:
@@ -60,7 +60,7 @@ class RouterMetrics:
 
         for gauge in (self._up, self._draining, self._in_flight):
             gauge.clear()
-        for replica in self._fleet:
+        for replica in (replica for fleet in self._fleets for replica in fleet):
             self._up.labels(replica.url).set(replica.health.up)
             self._draining.labels(replica.url).set(replica.draining)
             self._in_flight.labels(replica.url).set(replica.in_flight)

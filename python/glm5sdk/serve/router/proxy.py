@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
+from glm5sdk.core.log import get_logger
 from glm5sdk.serve.router.budget import RetryBudget
 from glm5sdk.serve.router.choose import Choice, Chooser
 from glm5sdk.serve.router.errors import RouteError, error_body
@@ -22,7 +22,7 @@ from glm5sdk.serve.router.watch import Watcher
 
 __all__ = ["Proxy"]
 
-log = logging.getLogger(__name__)
+log = get_logger("serve.router")
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]

@@ -28,6 +28,7 @@ class RouterSettings:
         max_retries: other replicas that one request may try.
         connect_timeout, read_timeout: seconds; the second is between two pieces of an answer.
         handoff_timeout: seconds that moving a prefix may take before the request goes on without.
+        prefill_timeout: the same where a prompt is computed first.
         lease_ttl: seconds that a replica holds pages for a handoff without hearing of it.
         migrate: move a session's prefix along when it changes replicas; needs `admin_key`.
     """
@@ -44,6 +45,7 @@ class RouterSettings:
     connect_timeout: float = 5.0
     read_timeout: float = 600.0
     handoff_timeout: float = 10.0
+    prefill_timeout: float = 120.0
     lease_ttl: float = 30.0
     migrate: bool = False
 
@@ -60,7 +62,7 @@ class RouterSettings:
                 raise ContractError(f"router: {name} is {getattr(self, name)}, needs at least 1")
         if self.max_retries < 0:
             raise ContractError(f"router: max_retries is {self.max_retries}, needs at least 0")
-        for name in ("connect_timeout", "read_timeout", "handoff_timeout", "lease_ttl"):
+        for name in ("connect_timeout", "read_timeout", "handoff_timeout", "prefill_timeout", "lease_ttl"):
             if not 0.0 < getattr(self, name) < float("inf"):
                 raise ContractError(f"router: {name} is {getattr(self, name)}, needs seconds over 0")
         if any(not key for key in (*self.api_keys, "x" if self.admin_key is None else self.admin_key)):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from typing import Any
 
+from glm5sdk.core.log import get_logger
 from glm5sdk.serve.router.choose import Chooser
 from glm5sdk.serve.router.metrics import RouterMetrics
 from glm5sdk.serve.router.replicas import Replica
 
 __all__ = ["Watcher"]
 
-log = logging.getLogger(__name__)
+log = get_logger("serve.router")
 
 
 class Watcher:

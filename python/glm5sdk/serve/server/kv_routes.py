@@ -6,6 +6,7 @@ under /admin: whoever holds that key is trusted with what the pages make the mod
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -66,9 +67,7 @@ async def kv_export(service: Service, request: Request) -> Response:
     if body.prefill:
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
         await collect(service, new_id("prefill-"), [Job(ids, params, cache_salt=salt)])
-    found = await service.engine.control(
-        "export_prefix", {"token_ids": ids, "cache_salt": salt, "seconds": body.seconds}
-    )  # fmt: skip
+    found = await _export(service, {"token_ids": ids, "cache_salt": salt, "seconds": body.seconds})
     lease = found["lease_id"]
     if lease is None:
         return _answer({"lease_id": None, "rows": 0, "prompt_tokens": len(ids), "bytes": 0})
@@ -146,6 +145,18 @@ async def kv_release(service: Service, request: Request) -> Response:
     body = read_json(request, LeaseRequest, service.settings)
     service.exports.pop(body.lease_id, None)
     return _answer({"released": await service.engine.control("release_lease", {"lease_id": body.lease_id})})
+
+
+async def _export(service: Service, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The engine's export; one that nobody waits for any more is released as soon as it is there."""
+    export = asyncio.ensure_future(service.engine.control("export_prefix", arguments))
+    try:
+        return await asyncio.shield(export)
+    except asyncio.CancelledError:
+        lease = (await export)["lease_id"]
+        if lease is not None:
+            await service.engine.control("release_lease", {"lease_id": lease})
+        raise
 
 
 async def _prompt(service: Service, body: ExportRequest) -> tuple[list[int], str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from types import FrameType
 
@@ -9,6 +10,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from glm5sdk.core.log import get_logger
+from glm5sdk.serve.ready import announce
+from glm5sdk.serve.router.listen import url_of
 from glm5sdk.serve.server.service import Service
 
 __all__ = ["DrainingServer", "serve"]
@@ -38,6 +41,12 @@ class DrainingServer(uvicorn.Server):
             return
         self._deadline = time.monotonic() + self._service.settings.drain_seconds
         self._service.draining = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen; a supervisor is told where."""
+        await super().startup(sockets)
+        if self.started:
+            announce(url_of(self.servers[0].sockets[0]))
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second; True ends the server."""
