@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import subprocess
@@ -55,9 +56,13 @@ class Child:
         ]  # fmt: skip
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
         self.errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment
-        )
+        try:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment
+            )
+        except OSError:
+            self.errors.close()
+            raise
 
     def ask(self, line: str) -> dict[str, Any]:
         """Send a line and read the answer; one that takes more than `limit` seconds is killed."""
@@ -80,11 +85,12 @@ class Child:
 
     def close(self) -> None:
         """End it and wait."""
-        if self.process.stdin is not None:
-            self.process.stdin.close()
         self.process.kill()
         self.process.wait()
-        self.errors.close()
+        for stream in (self.process.stdin, self.process.stdout, self.errors):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):  # a line that it never read
+                    stream.close()
 
     def _last_words(self) -> str:
         self.process.wait()

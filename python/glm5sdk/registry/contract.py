@@ -152,12 +152,33 @@ def _gradient_lines(inputs: Rules, mutates: tuple[str, ...]) -> list[str]:
 
 
 def _overlap_lines(inputs: Rules, mutates: tuple[str, ...]) -> list[str]:
-    """The refusal of inputs that lie in the memory an op writes; tensors without memory of their own are not asked."""
+    """The refusal of inputs that lie in the memory an op writes; tensors without memory of their own are not asked.
+
+    Addresses of plain tensors are compared here and now: ops that write caches run once a layer and token, with a
+    dozen inputs each.
+    """
     if not mutates:
         return []
-    tensors = [p for p, r in inputs.items() if isinstance(r, TensorRule)]
-    written, read = (tuple_of([f"({p!r}, {p})" for p in tensors if (p in mutates) is m]) for m in (True, False))
-    return ["if _cpu and not _view:", f"    errors.check_overlap(OP, {written}, {read})"]
+    read = {p: r for p, r in inputs.items() if isinstance(r, TensorRule) and p not in mutates}
+    lines = []
+    for m in mutates:
+        lines += [f"_begin = {m}.data_ptr()", f"_end = _begin + {m}.nbytes"]
+        for p, rule in read.items():
+            plain = [
+                f"if (_at := {p}.data_ptr()) < _end and _begin < _at + {p}.nbytes:",
+                f"    raise errors.overlap(OP, {m!r}, {p!r})",
+            ]
+            if rule.is_weight:
+                lines += [
+                    f"if isinstance({p}, Weight):",
+                    f"    errors.check_overlap(OP, {m!r}, _begin, _end, {p!r}, {p}.tensors)",
+                    *["el" + plain[0], plain[1]],
+                ]
+            elif rule.optional:
+                lines += [f"if {p} is not None:", *("    " + line for line in plain)]
+            else:
+                lines += plain
+    return ["if _cpu and not _view:", *("    " + line for line in lines)]
 
 
 def _is_option(parameter: inspect.Parameter) -> bool:

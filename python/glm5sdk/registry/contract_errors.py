@@ -72,16 +72,12 @@ def overlap(op: str, mutated: str, argument: str) -> ContractError:
     )
 
 
-def check_overlap(op: str, mutated: tuple[tuple[str, Any], ...], read: tuple[tuple[str, Any], ...]) -> None:
-    """Raise when an argument would be read while, or after, its memory is written. All tensors are contiguous."""
-    for name, target in mutated:
-        begin = target.data_ptr()
-        end = begin + target.nbytes
-        for argument, tensors in read:
-            for t in (tensors,) if hasattr(tensors, "data_ptr") else getattr(tensors, "tensors", ()):
-                at = t.data_ptr()
-                if at < end and begin < at + t.nbytes:
-                    raise overlap(op, name, argument)
+def check_overlap(op: str, mutated: str, begin: int, end: int, argument: str, tensors: tuple[Any, ...]) -> None:
+    """Raise when a weight's tensors would be read while, or after, their memory is written. All are contiguous."""
+    for t in tensors:
+        at = t.data_ptr()
+        if at < end and begin < at + t.nbytes:
+            raise overlap(op, mutated, argument)
 
 
 def condition(op: str, text: str, sizes: dict[str, Any]) -> ContractError:
