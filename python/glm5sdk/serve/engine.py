@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from glm5sdk.core.errors import ContractError
 from glm5sdk.core.log import get_logger
-from glm5sdk.nn.cache import CachePools
 from glm5sdk.nn.weight_view import WeightView
 from glm5sdk.serve.admission import AdmissionPolicy, FirstCome
+from glm5sdk.serve.advance import advance
+from glm5sdk.serve.capacity import longest_sequence, make_pools
 from glm5sdk.serve.config import EngineConfig
 from glm5sdk.serve.control import Control
 from glm5sdk.serve.drafter import Drafter
@@ -81,10 +82,9 @@ class Engine:
     ) -> None:
         self.model, self.tokenizer, self.clock = model.eval(), tokenizer, clock
         self.config = c = config or EngineConfig()
-        self.max_model_len = _longest(model, c)
+        self.max_model_len = longest_sequence(model, c)
         speculates = c.speculative_tokens > 0
-        sizes = model.cache_sizes(with_mtp=speculates)
-        self.pools = CachePools(_pages(model, c, self.max_model_len), c.page_size, sizes, model.device, *c.formats)
+        self.pools = make_pools(model, c)
         self.pages = PagePool(self.pools.num_pages)
         cache = RadixCache(self.pages, c.page_size, lookahead=int(speculates)) if c.enable_prefix_caching else None
         drafter = None
@@ -104,6 +104,8 @@ class Engine:
         self._deltas: list[Delta] = []
         self._totals = EngineStats()
         self._paused = False
+        self._rows_per_second = 0.0
+        self._step_ended = 0.0
         self.leases = Leases(self.pages, clock)
         self.transfer = PrefixTransfer(self)
         self.stop_ids = frozenset(model.config.eos_token_id) | frozenset(tokenizer.stop_ids if tokenizer else ())
@@ -328,48 +330,28 @@ class Engine:
             return
         self.scheduler.settle(step)
         self._totals.steps += bool(step.groups)
+        self._measure(step)
         for work, drawn in zip(step.works, results, strict=True):
             sequence = work.sequence
-            sequence.ahead -= bool(work.draws)
-            if sequence.finished:
+            if sequence.finished:  # aborted, or failed, since the step was planned
+                sequence.ahead -= bool(work.draws)
                 continue
-            rejected = work.draws - len(drawn.tokens)
-            if work.epoch == sequence.epoch:
-                sequence.planned -= rejected
-                sequence.computed = work.start + work.count - rejected
-                sequence.drafts = drawn.drafts
+            advance(work, drawn)
             self._totals.drafted_tokens += drawn.proposed
             self._totals.accepted_tokens += max(0, len(drawn.tokens) - 1)
-            if work.prompt_logprobs:
-                if work.start == 0:
-                    sequence.prompt_logprobs = [None]
-                sequence.prompt_logprobs += drawn.prompt_logprobs
-            if drawn.error is not None:
-                self._fail(sequence, drawn.error)
-                continue
-            self._append(sequence, drawn)
-            if not sequence.finished and drawn.tokens and sequence.generated == len(drawn.tokens):
-                self.scheduler.share_prefix(sequence, whole_pages=True)
-
-    def _append(self, sequence: Sequence, drawn: Drawn) -> None:
-        """New tokens, up to the first that ends the sequence."""
-        for place, token in enumerate(drawn.tokens):
-            sequence.tokens.append(token)
-            sequence.counts[token] = sequence.counts.get(token, 0) + 1
-            if drawn.logprobs:
-                sequence.logprobs.append(drawn.logprobs[place])
-            if sequence.guide is not None:
-                sequence.guide.accept(token)
-            if token in sequence.stop_ids and sequence.generated > sequence.params.min_tokens:
-                own = token in sequence.params.stop_token_ids
-                sequence.finish("stop", token if own else None)
-            elif sequence.guide is not None and sequence.guide.is_finished:
-                sequence.finish("stop")
-            elif len(sequence.tokens) >= sequence.limit:
-                sequence.finish("length")
             if sequence.finished:
                 self.scheduler.remove(sequence)
-                return
+                if sequence.error is not None:
+                    self._deltas.append(sequence.delta(finish_reason="error", error=sequence.error))
+            elif drawn.tokens and sequence.generated == len(drawn.tokens):
+                self.scheduler.share_prefix(sequence, whole_pages=True)
+
+    def _measure(self, step: Step) -> None:
+        now = self.clock()
+        seconds, self._step_ended = now - max(self._step_ended, step.planned_at), now
+        if seconds > 0 and step.groups:
+            pace = sum(work.count for work in step.works) / seconds
+            self._rows_per_second += (pace - self._rows_per_second) * (0.1 if self._rows_per_second else 1.0)
 
     def _emit(self, sequence: Sequence) -> None:
         was_finished, first = sequence.finished, sequence.emitted == sequence.prompt_len
@@ -399,29 +381,17 @@ class Engine:
         ):
             if limit is not None and value > limit and s.waiting():
                 self._totals.rejected += 1
-                raise OverloadedError(f"engine: {name} would be {value}, needs at most {limit}; try again later", 1.0)
+                raise OverloadedError(
+                    f"engine: {name} would be {value}, needs at most {limit}; try again later", self._retry_after()
+                )
+
+    def _retry_after(self) -> float:
+        """Seconds in which what waits now should have been read, at the pace of late; 1 to 60."""
+        pace = self._rows_per_second
+        return min(60.0, max(1.0, self.scheduler.waiting_tokens() / pace)) if pace else 1.0
 
     def _fail(self, sequence: Sequence, message: str) -> None:
         if not sequence.finished:
             sequence.finish("error", error=message)
             self.scheduler.remove(sequence)
             self._deltas.append(sequence.delta(finish_reason="error", error=message))
-
-
-def _longest(model: Glm5ForCausalLM, config: EngineConfig) -> int:
-    most = model.config.max_position_embeddings
-    if config.max_model_len is not None and config.max_model_len > most:
-        raise ContractError(
-            f"engine: max_model_len is {config.max_model_len}, needs at most max_position_embeddings {most}"
-        )
-    return config.max_model_len or most
-
-
-def _pages(model: Glm5ForCausalLM, config: EngineConfig, longest: int) -> int:
-    """Pages of the cache: as told, or for max_num_seqs of the longest sequences as far as cache_bytes go."""
-    if config.num_pages is not None:
-        return config.num_pages
-    each = -(-(longest + config.speculative_tokens) // config.page_size)
-    sizes = model.cache_sizes(with_mtp=config.speculative_tokens > 0)
-    page_bytes = CachePools(1, config.page_size, sizes, "meta", *config.formats).page_bytes
-    return max(1, min(config.max_num_seqs * each, config.cache_bytes // page_bytes))

@@ -84,7 +84,7 @@ class Scheduler:
         for work in works:
             groups.setdefault(id(work.sequence.view), []).append(work)
         copies, self._copies = self._copies, []
-        return Step([self._group(part) for part in groups.values()], copies)
+        return Step([self._group(part) for part in groups.values()], copies, now)
 
     def settle(self, step: Step) -> None:
         """A planned step is done: pages it copied from may go."""

@@ -113,10 +113,12 @@ class Step:
     Attributes:
         groups: by view.
         copies: (source page, target page), made before anything is written; the step holds a reference on each source.
+        planned_at: the engine's clock then.
     """
 
     groups: list[Group]
     copies: list[tuple[int, int]] = field(default_factory=list)
+    planned_at: float = 0.0
 
     @property
     def works(self) -> list[Work]:
