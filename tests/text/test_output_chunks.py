@@ -14,7 +14,7 @@ from glm5sdk.text.output_events import ContentText, ToolCallArguments, ToolCallE
 from glm5sdk.text.output_parser import OutputParser, parse_output
 from glm5sdk.text.tool_calls import render_tool_call
 
-many = settings(max_examples=300, deadline=None)
+many = settings(max_examples=300, deadline=None, derandomize=True)
 TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"]
 FORMATS = ["glm45", "glm47", "glm53"]
 TOOLS = [
