@@ -214,3 +214,23 @@ def test_llm_returns_outputs_in_order(kv_cache_dtype):
     assert len(llm.generate(prompts[1], SamplingParams(max_tokens=1))) == 1
     llm.shutdown()
     check_drained(llm.engine)
+
+
+def test_a_request_that_only_starts_beside_the_failure_goes_on(monkeypatch):
+    """The step behind the failed one was made before anybody knew, and waits for a token that was never drawn."""
+    engine = make_engine(async_scheduling=True, max_num_batched_tokens=len(PROMPT))
+    failures = [RuntimeError("out of order")]
+
+    def hidden_states(ids, context):
+        if failures:
+            raise failures.pop()
+        return Glm5ForCausalLM.hidden_states(engine.model, ids, context)
+
+    monkeypatch.setattr(engine.model, "hidden_states", hidden_states, raising=False)
+    results: Results = {}
+    engine.add("first", PROMPT, LONG)
+    engine.add("second", [10, 11, 12], LONG)
+    finish(engine, results)
+    engine.close()
+    assert (results["first", 0].finish_reason, results["first", 0].error) == ("error", "RuntimeError: out of order")
+    assert results["second", 0].token_ids == alone([10, 11, 12], LONG)
