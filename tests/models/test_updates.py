@@ -15,7 +15,7 @@ from torch import Tensor
 
 import glm5sdk
 from glm5sdk.core.errors import CheckpointError, ContractError
-from glm5sdk.models.glm5 import Glm5ForCausalLM, load_update, preset
+from glm5sdk.models.glm5 import Glm5ForCausalLM, load_update, preset, read_update
 from glm5sdk.nn.adapters import Adapter
 from glm5sdk.nn.weight_view import WeightView
 from glm5sdk.quant import quantise_model, scheme
@@ -111,6 +111,9 @@ def test_the_version_tells_contents(model: Glm5ForCausalLM, other: Path, tmp_pat
     small(1).save_pretrained(tmp_path / "shards", max_shard_bytes=1_000_000)
     assert (tmp_path / "shards" / "model.safetensors.index.json").exists()
     assert load_update(tmp_path / "shards", model, base).version == first, "files are not contents"
+    part(other, tmp_path / "part", lambda n: "layers.1.mlp.experts.2." in n)
+    update = read_update(tmp_path / "part", model, base)
+    assert len({update.on(base).version, update.on(base.replaced("another")).version, first}) == 3
     small(2).save_pretrained(tmp_path / "third")
     assert load_update(tmp_path / "third", model, base).version != first
 

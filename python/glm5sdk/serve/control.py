@@ -76,8 +76,8 @@ class Control:
     def _update_weights(self, path: str, version: str | None = None) -> Finish:
         """New weights from a checkpoint, whole or partial; requests alive keep theirs."""
         self._alone("update_weights")
-        view = self._engine.weights.read_update(path, version)
-        return lambda: {"weight_version": self._engine.set_weights(view)}
+        update = self._engine.weights.read_update(path, version)
+        return lambda: {"weight_version": self._engine.set_weights(update.on(self._engine.weights.base))}
 
     def _swap_experts(self, path: str, version: str | None = None) -> Finish:
         """As update_weights, from a checkpoint that holds experts and nothing else."""

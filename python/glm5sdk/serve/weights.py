@@ -6,7 +6,7 @@ from os import PathLike
 from typing import TYPE_CHECKING
 
 from glm5sdk.core.errors import ContractError
-from glm5sdk.models.glm5.updates import load_update
+from glm5sdk.models.glm5.updates import WeightUpdate, read_update
 from glm5sdk.nn.adapters import Adapter, load_adapter
 from glm5sdk.nn.weight_view import WeightView
 
@@ -55,13 +55,16 @@ class Weights:
             raise ContractError(f"engine: adapter is {adapter!r}, needs a loaded one: {known}")
         return self._adapted[adapter]
 
-    def read_update(self, path: str | PathLike[str], version: str | None = None) -> WeightView:
+    def read_update(self, path: str | PathLike[str], version: str | None = None) -> WeightUpdate:
         """New weights from a checkpoint, whole or partial, beside those in use. Any thread may call it.
+
+        They go over the weights that are current when they are put in place, so of two partial updates that were read
+        at the same time neither is lost.
 
         Raises:
             CheckpointError: it does not fit or is damaged; nothing has changed.
         """
-        return load_update(path, self._model, self.base, version)
+        return read_update(path, self._model, self.base, version)
 
     def read_adapter(self, name: str, path: str | PathLike[str]) -> Adapter:
         """An adapter from a PEFT folder. Any thread may call it.

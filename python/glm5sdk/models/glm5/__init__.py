@@ -20,7 +20,9 @@ _HOME = {
     "parameter_writer": "checkpoint",
     "checkpoint_tensors": "checkpoint_save",
     "save_checkpoint": "checkpoint_save",
+    "WeightUpdate": "updates",
     "load_update": "updates",
+    "read_update": "updates",
     "offload_experts": "expert_placement",
 }
 

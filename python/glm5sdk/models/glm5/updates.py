@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
@@ -22,20 +24,59 @@ from glm5sdk.nn.weight_view import WeightView
 from glm5sdk.ops._weights import part_index
 from glm5sdk.registry.weight import Weight, WeightLike
 
-__all__ = ["load_update"]
+__all__ = ["WeightUpdate", "load_update", "read_update"]
 
 # What may differ between a model and an update of it: nothing that changes shapes or arithmetic.
 _FREE = {"extra", "dtype", "latent_norm_eps", "eos_token_id", "bos_token_id", "pad_token_id", "initializer_range",
          "num_nextn_predict_layers", "max_position_embeddings", "attention_dropout"}  # fmt: skip
 
 
+@dataclass(frozen=True, eq=False)
+class WeightUpdate:
+    """New weights that were read and checked, to be put over any base view of the model that they were read for.
+
+    Attributes:
+        version: as the caller named it, or None.
+        digest: of the contents, whatever files they lay in.
+        whole: it holds every weight of the model.
+        overrides, patches, sources: see `WeightView.replaced`.
+    """
+
+    version: str | None
+    digest: str
+    whole: bool
+    overrides: Mapping[str, WeightLike]
+    patches: Mapping[str, ExpertPatch]
+    sources: Mapping[str, CheckpointExperts]
+
+    def on(self, base: WeightView) -> WeightView:
+        """These weights, and `base`'s where they have none. Costs no reading and no copy of what `base` has.
+
+        Without a version of its own a whole update is named by its contents, a partial one by them and the base's name.
+
+        Raises:
+            ContractError: `base` has an adapter; add it to the result instead.
+        """
+        _refuse_adapter(base)
+        named = self.digest if self.whole else _hash((base.version, self.digest))
+        version = named if self.version is None else self.version
+        return base.replaced(version, self.overrides, self.patches, self.sources)
+
+
 def load_update(
     path: str | PathLike[str], model: Glm5ForCausalLM, base: WeightView, version: str | None = None
 ) -> WeightView:
+    """`read_update`, put over the base that it was read for."""
+    return read_update(path, model, base, version).on(base)
+
+
+def read_update(
+    path: str | PathLike[str], model: Glm5ForCausalLM, base: WeightView, version: str | None = None
+) -> WeightUpdate:
     """Read new weights beside the ones in use. The model and `base` stay as they are, whatever happens.
 
     The checkpoint may hold all parameters, or any of them: whole layers, norms, single experts. What it lacks stays
-    `base`'s. Single experts come as a patch that costs its own memory alone; all experts of a layer replace its fused
+    the base's. Single experts come as a patch that costs its own memory alone; all experts of a layer replace its fused
     weights, or, where they are offloaded, are read once to be checked and stay on disk.
     Floats are rounded to the model's dtype once, as `from_pretrained` does; quantised weights have to be of the model's
     kind where the model keeps them quantised.
@@ -43,16 +84,15 @@ def load_update(
     Args:
         path: directory or .safetensors file; a config.json beside it is compared with the model's.
         model: the model that `base` belongs to.
-        base: the view that the new one derives from; without an adapter.
-        version: of the new view; None makes one from the contents.
+        base: any view of it without an adapter; tells names, shapes and kinds.
+        version: of the new weights; None makes one from the contents.
 
     Raises:
         CheckpointError: a file is damaged, a tensor is unknown, misshapen, of another kind or holds infinity or NaN,
             an expert is incomplete, or the config is another model's.
-        ContractError: `base` has an adapter; add it to the result instead.
+        ContractError: `base` has an adapter.
     """
-    if base.adapter is not None:
-        raise ContractError(f"load_update: base {base.version!r} has an adapter, needs none; add it afterwards")
+    _refuse_adapter(base)
     root = Path(path)
     _check_config(root.parent if root.is_file() else root, model.config)
     checkpoint = open_checkpoint(root, model.config, partial=True)
@@ -65,13 +105,11 @@ def load_update(
     for spec, value in checkpoint.weights(new.is_here):
         digests[spec.name] = new.take(spec, value)
         del value
-    if version is None:
-        whole = hashlib.blake2b(digest_size=6)
-        for name in sorted(digests):
-            whole.update(name.encode() + digests[name])
-        version = whole.hexdigest()
+    digest = _hash(sorted(digests.items()))
+    held = {spec.name for spec in specs}
+    whole = all(spec.name in held for spec in checkpoint.every_spec() if spec.required)
     patches = new.patches()
-    return base.replaced(version, new.overrides, patches, new.sources)
+    return WeightUpdate(version, digest, whole, new.overrides, patches, new.sources)
 
 
 class _NewWeights:
@@ -167,6 +205,15 @@ class _NewWeights:
 
     def _where(self, spec: TensorSpec) -> str:
         return f"checkpoint: {spec.name} in {self._file(spec)}"
+
+
+def _refuse_adapter(base: WeightView) -> None:
+    if base.adapter is not None:
+        raise ContractError(f"load_update: base {base.version!r} has an adapter, needs none; add it afterwards")
+
+
+def _hash(parts: object) -> str:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=6).hexdigest()
 
 
 def _weights_like(experts: Experts) -> dict[str, WeightLike]:
