@@ -185,6 +185,8 @@ def serve(
     kv_cache_dtype: Annotated[str, typer.Option(help="auto, fp8 or fp8_ds_mla.")] = "auto",
     speculative_tokens: Annotated[int, typer.Option(help="Drafts a step from the MTP layer; 0: none.")] = 0,
     prefix_caching: Annotated[bool, typer.Option(help="Share what prompts have in common.")] = True,
+    dp: Annotated[int, typer.Option(help="Replicas of the model, a process each, behind one port.", min=1)] = 1,
+    ep: Annotated[int, typer.Option(help="Replicas over which the experts are spread; divides --dp.", min=1)] = 1,
     access_log: Annotated[bool, typer.Option("--access-log", help="A line for every request.")] = False,
     dtype: Dtype = "auto",
     device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda.")] = "cpu",
@@ -214,8 +216,12 @@ def serve(
         "speculative_tokens": speculative_tokens,
         "enable_prefix_caching": prefix_caching,
     }
+    if dp > 1 or ep > 1:
+        from glm5sdk.cli.serve_many import serve_replicas
+
+        return serve_replicas(console, settings, sys.argv[1:], dp, ep, host, port)
     options = ServeOptions(host, port, dtype, device, chat_template, tool_format, access_log, settings, engine)
-    serve_checkpoint(errors, model, options, backend or [])
+    return serve_checkpoint(errors, model, options, backend or [])
 
 
 @app.command()

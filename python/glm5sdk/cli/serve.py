@@ -12,10 +12,10 @@ from rich.console import Console
 
 from glm5sdk.cli.choose import chosen
 from glm5sdk.core.errors import UnavailableError
-from glm5sdk.models.glm5 import Glm5ForCausalLM
 from glm5sdk.serve.async_engine import AsyncEngine
 from glm5sdk.serve.config import EngineConfig
-from glm5sdk.serve.engine import Engine
+from glm5sdk.serve.load import ExpertSpread, load_engine
+from glm5sdk.serve.ready import expert_group
 from glm5sdk.serve.server import ServerSettings, create_app
 
 __all__ = ["ServeOptions", "keys_of", "serve_checkpoint"]
@@ -55,9 +55,13 @@ def serve_checkpoint(errors: Console, path: Path, options: ServeOptions, backend
     text = ModelText.from_pretrained(path, chat_template=options.chat_template, tool_format=options.tool_format)
     if not settings.api_keys and options.host not in ("127.0.0.1", "localhost", "::1"):
         errors.print(f"[yellow]no API key is set: everyone who reaches {options.host} may use this server[/]")
+    group = expert_group()
+    spread = ExpertSpread(*group) if group is not None else None
     with chosen(backends):
-        model = Glm5ForCausalLM.from_pretrained(path, dtype=options.dtype, device=options.device)
-        engine = AsyncEngine(Engine(model, text.tokenizer, config))
+        loaded = load_engine(
+            path, config, dtype=options.dtype, device=options.device, tokenizer=text.tokenizer, spread=spread
+        )
+        engine = AsyncEngine(loaded)
     try:
         app = create_app(engine, settings, text)
         serve(app, host=options.host, port=options.port, access_log=options.access_log)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from glm5sdk.core.errors import ContractError
 
@@ -13,9 +13,8 @@ READY_FD = "GLM5SDK_READY_FD"
 EP_RANK, EP_SIZE, EP_MEETING = "GLM5SDK_EP_RANK", "GLM5SDK_EP_SIZE", "GLM5SDK_EP_MEETING"
 
 
-@dataclass(frozen=True)
-class ExpertGroup:
-    """The processes over which this server's experts are spread; arguments of `parallel.join_processes`.
+class ExpertGroup(NamedTuple):
+    """The processes over which this server's experts are spread; the first fields of `load.ExpertSpread`.
 
     Attributes:
         rank: of this process.

@@ -101,9 +101,10 @@ def test_one_that_will_not_end_is_ended() -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(
-    "code", ["import sys; sys.exit(3)", f"import os,time; os.close(int(os.environ['{READY_FD}']));time.sleep(60)"]
-)
+SILENT = f"import os, time; os.close(int(os.environ['{READY_FD}'])); time.sleep(60)"
+
+
+@pytest.mark.parametrize("code", ["import sys; sys.exit(3)", SILENT])
 def test_one_that_never_serves_is_an_error_at_once(code: str) -> None:
     async def run() -> None:
         world = World()

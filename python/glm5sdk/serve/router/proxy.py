@@ -73,7 +73,8 @@ class Proxy:
         path = scope["path"]
         try:
             headers = {n.decode("latin-1"): v.decode("latin-1") for n, v in scope["headers"]}
-            if path != "/":  # the chat page holds nothing but the form to type a key in
+            # The chat page holds nothing but the form to type a key in, and a browser's preflight carries none.
+            if path != "/" and scope["method"] != "OPTIONS":
                 need_key(headers, self._settings.api_keys)
             if any(part in (".", "..") for part in path.split("/")):
                 raise RouteError(400, "the path has dot segments", "bad_path")
