@@ -74,7 +74,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="of every program; all usable processors by default")
     parser.add_argument("--requests", type=int, default=16, help="at once (16)")
     parser.add_argument("--repeats", type=int, default=3, help="timed runs of each; the median counts (3)")
+    parser.add_argument(
+        "--share", type=float, default=0.5, help="of prompts of 8 to 512 and answers of 16 to 128 (0.5)"
+    )
     parser.add_argument("--quick", action="store_true", help="a tiny model and few requests: does it all work?")
+    parser.add_argument(
+        "--only", default="", help="programs of the first part whose name contains this, beside glm5sdk"
+    )
     parser.add_argument("--parts", default="123", help="which of the three parts (123)")
     parser.add_argument(
         "--trained", type=Path, default=HERE.parent / "demo" / "checkpoint", help="model with trained MTP"
@@ -88,7 +94,7 @@ def main() -> None:
     torch.set_grad_enabled(False)
     machine = facts()
     print(machine_line(machine), flush=True)
-    config, share = (QUICK, 0.12) if options.quick else (CONFIG, 1.0)
+    config, share = (QUICK, 0.12) if options.quick else (CONFIG, options.share)
     count, repeats = (4, 1) if options.quick else (options.requests, options.repeats)
     requests = mixed(count, config.vocab_size, share)
     programs = [
@@ -102,6 +108,7 @@ def main() -> None:
     ]
     if options.quick:
         programs = [programs[0], programs[1], programs[5], programs[6]]
+    programs = programs[:1] + [p for p in programs[1:] if options.only in p.name]
     switches: list[dict[str, Any]] = []
     pauses: dict[str, float] = {}
     latencies: list[dict[str, Any]] = []

@@ -158,6 +158,19 @@ def test_one_optimiser_step_reaches_the_accelerated_model() -> None:
     torch.testing.assert_close(after, want, rtol=0, atol=CLOSE)
 
 
+@pytest.mark.parametrize(("dtype", "far"), [(torch.float64, 1e-5), (torch.float16, 5e-2)])
+def test_the_other_dtypes(dtype: torch.dtype, far: float) -> None:
+    """transformers keeps rope and router in float32 for a float64 model, hence no closer."""
+    model, ids = make_model(seed=1, num_hidden_layers=2).to(dtype), ids_of(2, 12)
+    model.set_experts_implementation("eager")
+    with torch.no_grad():
+        want = model(ids).logits
+        accelerate(model)
+        got = model(ids).logits
+    assert got.dtype == dtype
+    assert 0 < float((got - want).abs().max()) < far
+
+
 @pytest.mark.parametrize("experts", ["eager", "grouped_mm", "batched_mm"])
 def test_bfloat16_is_no_further_from_float64_than_transformers_is(experts: str) -> None:
     """One dense layer, all keys selected: nothing discrete can flip, so roundings alone are compared."""

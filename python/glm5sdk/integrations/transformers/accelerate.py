@@ -216,6 +216,10 @@ def _check_attention(attention: Any, config: Glm5Config, layer: int) -> None:
 
 
 def _check_parameters(model: GlmMoeDsaForCausalLM) -> None:
+    if kinds := sorted({type(p).__name__ for p in model.parameters()} - {"Parameter"}):
+        raise ContractError(
+            f"accelerate: parameters are of type {kinds}, needs plain ones: neither sharded nor quantised"
+        )
     devices = {p.device for p in model.parameters()}
     dtypes = {p.dtype for name, p in model.named_parameters() if not name.endswith("mlp.gate.weight")}
     if len(devices) != 1 or next(iter(devices)).type == "meta":

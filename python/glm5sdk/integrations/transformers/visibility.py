@@ -42,9 +42,8 @@ class StepReader:
     """Makes Steps and remembers the last one: all layers of a pass ask with the same tensors."""
 
     def __init__(self) -> None:
-        self._key: tuple[object, ...] = ()
-        self._tensors: tuple[weakref.ref[Tensor], ...] = ()
-        self._step: Step | None = None
+        # One tuple, replaced at once: threads may share a model.
+        self._last: tuple[tuple[object, ...], weakref.ref[Tensor], weakref.ref[Tensor], Step] | None = None
 
     def __call__(self, mask: Tensor | None, position_ids: Tensor | None, batch: int, past: int, pool: int) -> Step:
         """The step of these arguments of an attention module.
@@ -61,11 +60,11 @@ class StepReader:
         """
         mask, position_ids = _checked(mask, position_ids)
         key = (batch, past, pool, mask._version, position_ids._version)
-        tensors = tuple(r() for r in self._tensors)
-        if self._step is None or self._key != key or tensors[0] is not mask or tensors[1] is not position_ids:
-            self._step = _read(mask, position_ids, batch, past, pool)
-            self._key, self._tensors = key, (weakref.ref(mask), weakref.ref(position_ids))
-        return self._step
+        last = self._last
+        if last is None or last[0] != key or last[1]() is not mask or last[2]() is not position_ids:
+            step = _read(mask, position_ids, batch, past, pool)
+            self._last = last = key, weakref.ref(mask), weakref.ref(position_ids), step
+        return last[3]
 
     def __deepcopy__(self, memo: object) -> StepReader:
         return StepReader()
