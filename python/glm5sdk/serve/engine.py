@@ -101,6 +101,7 @@ class Engine:
         self._executor = ThreadExecutor(self.runner.run) if c.async_scheduling else InlineExecutor(self.runner.run)
         self._flying: tuple[Step, Future[list[Drawn]]] | None = None
         self._alive: dict[str, list[Sequence]] = {}
+        self._news: dict[Sequence, None] = {}  # sequences that gained something or ended, in order
         self._deltas: list[Delta] = []
         self._totals = EngineStats()
         self._paused = False
@@ -230,10 +231,12 @@ class Engine:
             self._finish(*flying)
             if self._flying is None and self.config.async_scheduling:
                 self._begin(ahead=False)
-        for sequences in list(self._alive.values()):
-            for sequence in sequences:
-                self._emit(sequence)
-        self._alive = {k: s for k, s in self._alive.items() if not all(x.finished for x in s)}
+        news, self._news = self._news, {}  # not all that are alive: thousands may wait
+        for sequence in news:
+            self._emit(sequence)
+        for request_id in {sequence.request_id for sequence in news if sequence.finished}:
+            if all(sequence.finished for sequence in self._alive.get(request_id, ())):
+                self._alive.pop(request_id, None)
         deltas, self._deltas = self._deltas, []
         return deltas
 
@@ -337,6 +340,7 @@ class Engine:
                 sequence.ahead -= bool(work.draws)
                 continue
             advance(work, drawn)
+            self._news[sequence] = None
             self._totals.drafted_tokens += drawn.proposed
             self._totals.accepted_tokens += max(0, len(drawn.tokens) - 1)
             if sequence.finished:
@@ -393,5 +397,6 @@ class Engine:
     def _fail(self, sequence: Sequence, message: str) -> None:
         if not sequence.finished:
             sequence.finish("error", error=message)
+            self._news[sequence] = None
             self.scheduler.remove(sequence)
             self._deltas.append(sequence.delta(finish_reason="error", error=message))

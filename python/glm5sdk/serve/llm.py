@@ -149,11 +149,13 @@ class LLM:
 
     def _run(self, names: Sequence[str]) -> dict[str, _Collected]:
         found = {name: _Collected(name) for name in names}
-        while any(self.engine.knows(name) for name in names):
+        alive = set(names)
+        while alive:
             deltas = self.engine.step()
             for delta in deltas:
                 if delta.request_id in found:
                     found[delta.request_id].add(delta)
+            alive -= {d.request_id for d in deltas if d.finish_reason and not self.engine.knows(d.request_id)}
             if not deltas:
                 self.engine.wait()
         for collected in found.values():
