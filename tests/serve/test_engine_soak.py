@@ -32,7 +32,8 @@ def test_ten_thousand_requests_leave_nothing_behind(drafts):
     draw = random.Random(drafts)
     engine = make_engine(num_pages=256, max_num_seqs=16, async_scheduling=True, speculative_tokens=drafts)
     alive: dict[str, tuple[list[int], SamplingParams, list[int]]] = {}
-    made = aborted = wrong = 0
+    doomed: list[tuple[int, str]] = []
+    made = aborted = wrong = steps = 0
     before = 0
     while made < REQUESTS or engine.has_work():
         while made < REQUESTS and len(alive) < ALIVE:
@@ -40,12 +41,14 @@ def test_ten_thousand_requests_leave_nothing_behind(drafts):
             params = SamplingParams(max_tokens=draw.randrange(1, 6), temperature=1.0, seed=made % 7)
             engine.add(str(made), prompt, params, cache_salt=str(made % 50), priority=draw.randrange(3))
             alive[str(made)] = prompt, params, []
+            if made % 4 == 0:  # some of these end by themselves before
+                doomed.append((steps + draw.randrange(6), str(made)))
             made += 1
-        if alive and draw.random() < len(alive) / ALIVE:
-            name = draw.choice(list(alive))
-            if engine.abort(name):
-                aborted += 1
-                del alive[name]
+        for _, name in [d for d in doomed if d[0] <= steps]:
+            aborted += engine.abort(name)
+            alive.pop(name, None)
+        doomed = [d for d in doomed if d[0] > steps]
+        steps += 1
         for delta in engine.step():
             if delta.request_id not in alive:
                 continue
@@ -53,14 +56,14 @@ def test_ten_thousand_requests_leave_nothing_behind(drafts):
             tokens += delta.token_ids
             if delta.finish_reason:
                 del alive[delta.request_id]
-                if int(delta.request_id) % 40 == 0:
+                if int(delta.request_id) % 40 == 1:
                     wrong += tokens != alone(prompt, params)
         if made >= WARM_UP and not before:
             before = resident_bytes()
     engine.close()
     check_drained(engine)
     assert not alive and not wrong
-    assert REQUESTS * 0.15 < aborted < REQUESTS * 0.35, aborted
+    assert REQUESTS * 0.15 < aborted < REQUESTS * 0.25, aborted
     assert engine.stats().finished + engine.stats().aborted >= REQUESTS
     assert len(engine.scheduler.cache.namespaces()) <= 50
     engine.flush_cache()
