@@ -90,6 +90,61 @@ def _check_logprobs(prompt, params, index, result):
         assert [p.logprob for p in result.prompt_logprobs[1:]] == want[: len(prompt) - 1]
 
 
+CROWDED = st.fixed_dictionaries(
+    {
+        "page_size": st.sampled_from([1, 2, 3]),
+        "max_num_seqs": st.integers(3, 5),
+        "max_num_batched_tokens": st.sampled_from([5, 9, 64]),
+        "speculative_tokens": st.sampled_from([0, 1, 2]),
+        "async_scheduling": st.booleans(),
+        "enable_chunked_prefill": st.booleans(),
+    }
+)
+DISTURBANCES = st.lists(
+    st.tuples(st.integers(0, 20), st.sampled_from(["flush", "drain", "pause", "resume", "abort"]), st.integers(0, 5)),
+    max_size=4,
+)
+
+
+@given(
+    st.lists(st.tuples(PROMPTS, st.integers(4, 12), st.sampled_from([1, 1, 3])), min_size=3, max_size=6),
+    CROWDED,
+    st.integers(0, 8),
+    DISTURBANCES,
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_crowded_pools_and_disturbances_change_nothing(requests, config, spare_pages, disturbances):
+    """Shared prefixes, too few pages for all, and hands on every lever between the steps."""
+    size, drafts = config["page_size"], config["speculative_tokens"]
+    longest = max(-(-(len(prompt) + most + drafts) // size) for prompt, most, _ in requests)
+    engine = make_engine(num_pages=longest + spare_pages, **config)
+    levers = {"flush": engine.flush_cache, "drain": engine.drain, "pause": engine.pause, "resume": engine.resume}
+    params = [SamplingParams(max_tokens=most, temperature=1.0, seed=1, n=n) for _, most, n in requests]
+    results: Results = {}
+    for name, (prompt, *_) in enumerate(requests):
+        engine.add(str(name), prompt, params[name])
+    aborted = set()
+    for step in range(3000):
+        for _, lever, number in [d for d in disturbances if d[0] == step]:
+            if lever == "abort":
+                aborted |= {str(number)} if engine.abort(str(number)) else set()
+            else:
+                levers[lever]()
+        if step == 21:
+            engine.resume()
+        take_step(engine, results)
+        if step > 21 and not engine.has_work():
+            break
+    engine.close()
+    check_drained(engine)
+    for name, (prompt, *_) in enumerate(requests):
+        for index in range(params[name].n):
+            want, result = alone(prompt, params[name], index=index), results[str(name), index]
+            whole = result.finish_reason in ("stop", "length")
+            assert whole or (result.finish_reason == "abort" and str(name) in aborted)
+            assert result.token_ids == (want if whole else want[: len(result.token_ids)])
+
+
 @pytest.mark.parametrize("drafts", [0, 2])
 def test_tiny_pools_preempt_and_change_nothing(drafts):
     prompts = {str(i): [3 + i, 4, 5, 6, 7, 8, 9] for i in range(4)}
