@@ -100,18 +100,23 @@ def test_seeds_at_both_ends(seed):
     assert [results["a", i].token_ids for i in range(2)] == [alone(PROMPT, params, index=i) for i in range(2)]
 
 
-def test_the_models_last_position_is_used():
+@pytest.mark.parametrize("drafts", [0, 1, 8])
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_the_models_last_position_is_used(drafts, async_scheduling):
     """A context that is full ends the sequence; the last token is drawn from the last position."""
     model = make_model()
     longest = model.config.max_position_embeddings
-    engine = Engine(model, None, EngineConfig(page_size=64, num_pages=17, max_num_batched_tokens=4096))
-    prompt = [3 + i % 50 for i in range(longest - 3)]
+    engine = Engine(model, None, EngineConfig(
+        page_size=64, num_pages=17, max_num_batched_tokens=4096, speculative_tokens=drafts,
+        async_scheduling=async_scheduling,
+    ))  # fmt: skip
+    prompt = [3 + i % 50 for i in range(longest - 6)]
     params = SamplingParams(max_tokens=None, seed=0, ignore_eos=True)
     result = run(engine, {"a": (prompt, params)})["a", 0]
-    assert len(result.token_ids) == 3 and result.finish_reason == "length"
-    assert result.token_ids == alone(prompt, SamplingParams(max_tokens=3, seed=0, ignore_eos=True))
+    assert len(result.token_ids) == 6 and result.finish_reason == "length"
+    assert result.token_ids == alone(prompt, SamplingParams(max_tokens=6, seed=0, ignore_eos=True))
     with pytest.raises(CapacityError, match=f"needs at most {longest - 1}"):
-        engine.add("b", [*prompt, 3, 3, 3], params)
+        engine.add("b", [*prompt, 3, 3, 3, 3, 3, 3], params)
     engine.close()
     check_drained(engine)
 

@@ -110,22 +110,26 @@ class Drafter:
         lengths: list[int],
         results: list[Drawn],
     ) -> None:
-        sequences = [group.works[i].sequence for i in works]
-        ends = [group.works[i].start + lengths[i] for i in works]  # the position of the last token drawn
         for ahead in range(self.tokens):
-            settings = SampleSettings.of(sequences, [end + ahead + 1 for end in ends], hidden_BN.device)
+            sequences = [group.works[i].sequence for i in works]
+            places = [group.works[i].start + lengths[i] + ahead for i in works]  # positions of the last tokens
+            settings = SampleSettings.of(sequences, [place + 1 for place in places], hidden_BN.device)
             logits_BV = ops.linear(hidden_BN, self.model.mtp_head(), out_dtype=torch.float32)
             ids_B = self._sample(logits_BV, settings, sequences)
             for i, token in zip(works, ids_B.tolist(), strict=True):
-                if ahead < self._room(group.works[i].sequence, results[i]):
-                    results[i].drafts.append(token)
-            if ahead + 1 == self.tokens:
+                results[i].drafts.append(token)
+            # Behind a sequence's last place there may be no position any more.
+            room = [self._room(sequence, results[i]) for i, sequence in zip(works, sequences, strict=True)]
+            stay = [row for row, drafts in enumerate(room) if ahead + 1 < drafts]
+            if ahead + 1 == self.tokens or not (stay or self.together):
                 return
-            batch = paged_batch(group.table, works, [end + ahead for end in ends], self.pools.page_size)
+            works = [works[row] for row in stay]
+            batch = paged_batch(group.table, works, [places[row] for row in stay], self.pools.page_size)
             context = self.model.context(batch, self.pools)
             if indices is not None:
+                indices = indices[stay]
                 self._share(context, indices)
-            hidden_BN = self.model.mtp_hidden_states(ids_B, hidden_BN, context)
+            hidden_BN = self.model.mtp_hidden_states(ids_B[stay], hidden_BN[stay], context)
 
     def _sample(self, logits_BV: Tensor, settings: SampleSettings, sequences: list[Sequence]) -> Tensor:
         if self.distributions is None:
