@@ -60,6 +60,12 @@ def serve(
     ] = None,
     kv_cache_dtype: Annotated[str, typer.Option(help="auto, fp8 or fp8_ds_mla.")] = "auto",
     speculative_tokens: Annotated[int, typer.Option(help="Drafts a step from the MTP layer; 0: none.")] = 0,
+    speculative_method: Annotated[str, typer.Option(help="exact (the same tokens) or rejection.")] = "exact",
+    expert_slots: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(help="Experts a layer keeps in memory, the others stay on disk; by default all."),
+    ] = None,
+    weight_version: Annotated[str, typer.Option(help="Name of the weights at the start, in every answer.")] = "default",
     prefix_caching: Annotated[bool, typer.Option(help="Share what prompts have in common.")] = True,
     dp: Annotated[int, typer.Option(help="Replicas of the model, a process each, behind one port.", min=1)] = 1,
     ep: Annotated[int, typer.Option(help="Replicas over which the experts are spread; divides --dp.", min=1)] = 1,
@@ -90,11 +96,15 @@ def serve(
         "num_pages": num_pages,
         "kv_cache_dtype": kv_cache_dtype,
         "speculative_tokens": speculative_tokens,
+        "speculative_method": speculative_method,
+        "weight_version": weight_version,
         "enable_prefix_caching": prefix_caching,
     }
     if dp > 1 or ep > 1:
         from glm5sdk.cli.serve_many import serve_replicas
 
         return serve_replicas(Console(), settings, sys.argv[1:], dp, ep, host, port)
-    options = ServeOptions(host, port, dtype, device, chat_template, tool_format, access_log, settings, engine)
+    options = ServeOptions(
+        host, port, dtype, device, chat_template, tool_format, access_log, expert_slots, settings, engine
+    )
     return serve_checkpoint(Console(stderr=True), model, options, backend or [])
