@@ -95,7 +95,7 @@ def test_stream_has_the_protocols_order_and_the_same_blocks(pace: int) -> None:
 def test_history_with_tool_results() -> None:
     bench = Bench("ok")
     messages = [
-        {"role": "user", "content": [{"type": "text", "text": "we"}, {"type": "text", "text": "ather?"}]},
+        {"role": "user", "content": [{"type": "text", "text": "the "}, {"type": "text", "text": "sky?"}]},
         {
             "role": "assistant",
             "content": [
@@ -116,7 +116,7 @@ def test_history_with_tool_results() -> None:
     assert answer.status_code == 200, answer.text
     spelled = bench.text.tokenizer.decode(bench.engine.requests[0][0], skip_special_tokens=False)
     assert spelled == (
-        "[gMASK]<sop><|user|>weather?<|assistant|></think>Let me look."
+        "[gMASK]<sop><|user|>the sky?<|assistant|></think>Let me look."
         "<tool_call>weather<arg_key>city</arg_key><arg_value>Bonn</arg_value></tool_call>"
         "<|observation|><tool_response>sun</tool_response><|user|>and?<|assistant|></think>"
     )

@@ -161,7 +161,7 @@ def test_litellm(server: tuple[str, Bench]) -> None:
         litellm.completion(model="openai/tiny", messages=HI, temperature=-3, **common)
 
 
-def test_schemathesis_finds_nothing(server: tuple[str, Bench]) -> None:
+def test_schemathesis_finds_nothing(server: tuple[str, Bench], tmp_path: Path) -> None:
     """Requests made from the OpenAPI document: what it says of statuses, media types and errors is true."""
     pytest.importorskip("schemathesis")
     command = [
@@ -171,6 +171,6 @@ def test_schemathesis_finds_nothing(server: tuple[str, Bench]) -> None:
         "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
         "negative_data_rejection,unsupported_method,ignored_auth",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-4000:]
     assert "/v1/chat/completions" in server[1].app.openapi()["paths"]

@@ -32,6 +32,7 @@ class ServeOptions:
     chat_template: Path | None
     tool_format: str | None
     access_log: bool
+    expert_slots: int | None
     settings: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
 
@@ -59,8 +60,9 @@ def serve_checkpoint(errors: Console, path: Path, options: ServeOptions, backend
     spread = ExpertSpread(*group) if group is not None else None
     with chosen(backends):
         loaded = load_engine(
-            path, config, dtype=options.dtype, device=options.device, tokenizer=text.tokenizer, spread=spread
-        )
+            path, config, dtype=options.dtype, device=options.device, tokenizer=text.tokenizer, spread=spread,
+            expert_slots=options.expert_slots,
+        )  # fmt: skip
         engine = AsyncEngine(loaded)
     try:
         app = create_app(engine, settings, text)

@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from glm5sdk.core.errors import ContractError
+from glm5sdk.core.errors import CheckpointError, ContractError
 from glm5sdk.serve.server.errors import ApiError
 from glm5sdk.serve.server.info_routes import answer
 from glm5sdk.serve.server.json_body import read_json
@@ -117,7 +117,10 @@ async def show_stats(service: Service, request: Request) -> Response:
 
 
 async def _run(service: Service, command: str, arguments: dict[str, Any]) -> Response:
-    result = await service.engine.control(command, arguments)
+    try:
+        result = await service.engine.control(command, arguments)
+    except CheckpointError as error:  # a path that the administrator gave; the old weights go on
+        raise ApiError(400, str(error), code="bad_checkpoint") from None
     version = service.engine.stats().weight_version
     try:
         return answer({"command": command, "result": result, "weight_version": version})

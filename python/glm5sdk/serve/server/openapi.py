@@ -46,8 +46,7 @@ _ERROR = {
         }
     },
 }
-_ANTHROPIC_KINDS = {"application/json": "object"}
-_ERROR = {
+_ANTHROPIC_ERROR = {
     "type": "object",
     "required": ["type", "error"],
     "properties": {
