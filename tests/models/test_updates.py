@@ -237,6 +237,11 @@ def test_an_mtp_head_of_its_own_is_not_left_behind(tmp_path: Path) -> None:
     view = load_update(tmp_path / "a", model, base)
     with view.active(model):
         assert torch.equal(model.mtp_head(), tensors["lm_head.weight"] * 2)
+    replaced("model.layers.2.shared_head.head.weight", lambda t: t * 1.5)(tmp_path / "a")  # now equal to lm_head
+    view = load_update(tmp_path / "a", model, base)
+    with view.active(model):
+        assert torch.equal(model.mtp_head(), tensors["lm_head.weight"] * 3)
+    replaced("model.layers.2.shared_head.head.weight", lambda t: t * 2)(tmp_path / "a")
     plain = small(0)
     with pytest.raises(CheckpointError, match="shared_head.head.weight in .* is no parameter of this model"):
         load_update(tmp_path / "a", plain, WeightView.of(plain, "base"))

@@ -120,7 +120,8 @@ def test_beside_quantised_weights(tmp_path: Path) -> None:
     changes = dict(hidden_size=64, moe_intermediate_size=128, q_lora_rank=32)
     model = small_model(**changes)
     quantise_model(model, scheme("w8a8"), tokens(24, seed=1)[None], "rtn")
-    save_adapter(tmp_path, small_model(**changes), [t for t in linear_targets(model) if not t.endswith("kv_b_proj")])
+    targets = [t for t in linear_targets(model) if not t.endswith("kv_b_proj")] + expert_targets([2], [1])
+    save_adapter(tmp_path, small_model(**changes), targets)
     got, plain = adapted(model, tmp_path, tokens(12, seed=1)), alone(model, tokens(12, seed=1))
     assert bool(got.isfinite().all()) and (got - plain).abs().mean() > 0.05
     with pytest.raises(ContractError, match="is quantised or not in memory"):

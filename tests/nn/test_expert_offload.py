@@ -13,12 +13,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nn_cases import alone, small_model, step, tokens
+from nn_cases import alone, expert_targets, linear_targets, save_adapter, small_model, step, tokens
 
 import glm5sdk
 from glm5sdk.core.errors import CapacityError, CheckpointError, ContractError
 from glm5sdk.models.glm5 import Glm5ForCausalLM, load_update, offload_experts
 from glm5sdk.models.glm5.expert_placement import offload_stats
+from glm5sdk.nn.adapters import load_adapter
 from glm5sdk.nn.moe import ExpertPatch
 from glm5sdk.nn.offload import OffloadedExperts, Reader
 from glm5sdk.nn.token_batch import TokenBatch
@@ -210,6 +211,19 @@ def test_views_swap_experts_that_are_offloaded(resident: Glm5ForCausalLM, folder
         assert torch.equal(alone(model, ids), alone(resident, ids))
     with pytest.raises(ContractError, match="needs the path of experts that are offloaded"):
         views[1].replaced("x", sources={path: model.get_submodule(path).source})
+
+
+def test_adapters_beside_offloaded_experts(resident: Glm5ForCausalLM, folder: Path, tmp_path: Path) -> None:
+    model = Glm5ForCausalLM.from_pretrained(folder, dtype=dtype_name(resident), expert_slots=2)
+    save_adapter(tmp_path / "good", resident, linear_targets(resident))
+    answers = []
+    for m in (model, resident):
+        with WeightView.of(m, "base").with_adapter("a", load_adapter(tmp_path / "good", m)).active(m):
+            answers.append(alone(m, tokens(20, seed=1)))
+    assert torch.equal(*answers)
+    save_adapter(tmp_path / "experts", resident, expert_targets([1], [0]))
+    with pytest.raises(CheckpointError, match="needs a layer with all of its experts in memory"):
+        load_adapter(tmp_path / "experts", model)
 
 
 def test_casting_the_model_casts_the_slots(folder: Path, resident: Glm5ForCausalLM) -> None:

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing
-from nn_cases import alone, small_model, tokens
+from nn_cases import alone, expert_targets, linear_targets, save_adapter, small_model, tokens
 from safetensors.torch import load_file, save_file
 
 import glm5sdk
-from glm5sdk.core.errors import CapacityError, ContractError
+from glm5sdk.core.errors import CapacityError, CheckpointError, ContractError
 from glm5sdk.models.glm5 import Glm5ForCausalLM, load_update
 from glm5sdk.models.glm5.expert_placement import spread_experts
+from glm5sdk.nn.adapters import load_adapter
 from glm5sdk.nn.expert_parallel import ParallelExperts
 from glm5sdk.nn.moe import Experts, Router
 from glm5sdk.nn.token_batch import TokenBatch
@@ -90,7 +91,27 @@ def updates_reach_their_owner(rank: int, size: int, folder: Path, group: Process
         assert torch.equal(alone(model, ids), alone(whole, ids))
 
 
-CHECKS = (same_bits_whoever_is_idle, buffers_are_kept, capacity_is_everybodys_error, updates_reach_their_owner)
+def adapters_beside_spread_experts(rank: int, size: int, folder: Path, group: ProcessGroup) -> None:
+    """Every process has the matrices that they add to; one for experts is refused by all, not by some."""
+    whole = Glm5ForCausalLM.from_pretrained(folder / "float32")
+    model = Glm5ForCausalLM.from_pretrained(folder / "float32", expert_group=group)
+    ids, answers = tokens(11, seed=rank), []
+    for m in (model, whole):
+        view = WeightView.of(m, "base").with_adapter("a", load_adapter(folder / "adapter", m))
+        with view.active(m):
+            answers.append(alone(m, ids))
+    assert torch.equal(*answers)
+    with pytest.raises(CheckpointError, match="needs a layer with all of its experts in memory"):
+        load_adapter(folder / "expert adapter", model)
+
+
+CHECKS = (
+    same_bits_whoever_is_idle,
+    buffers_are_kept,
+    capacity_is_everybodys_error,
+    updates_reach_their_owner,
+    adapters_beside_spread_experts,
+)
 
 
 def work(rank: int, size: int, folder: Path) -> None:
@@ -112,6 +133,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for dtype in DTYPES:
         small_model(dtype=getattr(torch, dtype)).save_pretrained(path / dtype)
     small_model(1).save_pretrained(path / "update")
+    save_adapter(path / "adapter", small_model(), linear_targets(small_model()))
+    save_adapter(path / "expert adapter", small_model(), expert_targets([1], [0]))
     (path / "some").mkdir()
     tensors = load_file(str(path / "update" / "model.safetensors"))
     chosen = {n: t for n, t in tensors.items() if "layers.2.mlp.experts.1." in n or "layers.2.mlp.experts.4." in n}

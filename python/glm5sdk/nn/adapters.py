@@ -178,8 +178,11 @@ class _Reading:
     def _sizes(self, where: str, layer: str) -> tuple[int, int, int]:
         """(E, 2I, N) of a layer's experts."""
         owner = self._modules.get(layer)
-        if not isinstance(owner, Experts) or not hasattr(owner, "gate_up_proj") or owner.first:
-            raise CheckpointError(f"{where} adds to {layer}, which has no experts of its own in memory")
+        if not isinstance(owner, Experts) or not owner.whole:
+            raise CheckpointError(
+                f"{where} adds to {layer}, needs a layer with all of its experts in memory; merge the adapter into the "
+                "checkpoint instead"
+            )
         experts, two, hidden = owner.gate_up_proj.shape
         return experts, two, hidden
 

@@ -29,6 +29,8 @@ class ParallelExperts(Experts):
             exchange of a number.
     """
 
+    whole = False
+
     def __init__(
         self,
         experts: int,

@@ -119,10 +119,12 @@ class Experts(nn.Module):
     """All routed experts of a layer, fused: gate rows then up rows [E, 2I, N], and down [E, N, I].
 
     Attributes:
+        whole: all experts of the layer are here, in memory.
         first: global id of the first expert here; other than 0 where experts are spread over processes.
         patch, adapter: set by a `WeightView` while it is active.
     """
 
+    whole = True
     first = 0
     patch: ExpertPatch | None = None
     adapter: ExpertLowRank | None = None

@@ -100,6 +100,8 @@ class OffloadedExperts(Experts):
         reader: shared by the layers of a model.
     """
 
+    whole = False
+
     def __init__(
         self,
         source: ExpertSource,

@@ -43,7 +43,8 @@ def routed_rows(
     """The routed sum of each token, the same bits as `ops.moe_experts` with all weights in one place.
 
     Rows leave their token unweighted and are summed by its owner in ascending *global* expert id, in the accumulator,
-    rounded once. So it does not matter where, in which order or in how many calls `run` computes them.
+    rounded once. So, on a backend whose rows do not know their batch, it does not matter where, in which order or in
+    how many calls `run` computes them.
 
     Args:
         x_TN: activations.

@@ -18,10 +18,8 @@ from glm5sdk.models.glm5.config import Glm5Config
 from glm5sdk.models.glm5.expert_placement import is_own_expert, put_in_slots, spread_experts
 from glm5sdk.models.glm5.model import Glm5ForCausalLM
 from glm5sdk.models.glm5.tensors import Index, expected_tensors
-from glm5sdk.nn.expert_parallel import ParallelExperts
 from glm5sdk.nn.layers import Embedding, Linear
 from glm5sdk.nn.moe import Experts
-from glm5sdk.nn.offload import OffloadedExperts
 from glm5sdk.nn.quantised import named_weights, quantised_like
 from glm5sdk.ops._weights import dequantize_weight, part_index
 from glm5sdk.parallel import ProcessGroup
@@ -124,7 +122,7 @@ def save_pretrained(
 
     Quantised weights are written as they are; see checkpoint_forms.py. `extra_files` appear with the rest, by name.
     """
-    elsewhere = [n for n, m in model.named_modules() if isinstance(m, (OffloadedExperts, ParallelExperts))]
+    elsewhere = [n for n, m in model.named_modules() if isinstance(m, Experts) and not m.whole]
     if elsewhere:
         raise ContractError(
             f"save_pretrained: {elsewhere[0]} is not whole in memory, needs a model with all its experts"

@@ -121,6 +121,7 @@ class _NewWeights:
         self._checkpoint, self._base, self._modules = checkpoint, base, modules
         self.overrides: dict[str, WeightLike] = {}
         self.sources: dict[str, CheckpointExperts] = {}
+        self._copies: dict[str, str] = {}
         self._fused: dict[str, tuple[list[int], dict[str, WeightLike]]] = {}
         held: dict[str, dict[int, set[str]]] = {}
         for spec in specs:
@@ -180,7 +181,8 @@ class _NewWeights:
         return _digest(value)
 
     def patches(self) -> dict[str, ExpertPatch]:
-        """Layers with some new experts; those with new experts throughout go to `overrides`."""
+        """To be called at the end: layers with some new experts; those with new ones throughout go to `overrides`."""
+        self.overrides.update({name: self.overrides[original] for name, original in self._copies.items()})
         found = {}
         for layer, (ids, weights) in self._fused.items():
             if len(ids) == self._modules[layer].count and self._base.weight(f"{layer}.gate_up_proj") is not None:
@@ -190,15 +192,23 @@ class _NewWeights:
         return found
 
     def _check_copies(self, specs: list[TensorSpec]) -> None:
-        """A model with an MTP head or embedding of its own must not keep the old one beside a new main one."""
+        """A model with an MTP head or embedding of its own must not keep the old one beside a new main one.
+
+        A checkpoint may hold an equal copy, which is not read again.
+        """
         names = {spec.parameter for spec in specs}
         for spec in self._checkpoint.every_spec():
-            copied = spec.duplicate_of in names and spec.parameter not in names
-            if copied and spec.parameter != "lm_head.weight" and self._base.weight(spec.parameter) is not None:
+            original = spec.duplicate_of
+            if original not in names or spec.parameter in names or spec.parameter == "lm_head.weight":
+                continue
+            if self._base.weight(spec.parameter) is None:
+                continue
+            if spec.name not in self._checkpoint.kinds:
                 raise CheckpointError(
-                    f"checkpoint: {self._checkpoint.path} has {spec.duplicate_of} and not {spec.name}, needs both: "
-                    "this model keeps a different matrix for its MTP layer"
+                    f"checkpoint: {self._checkpoint.path} has {original} and not {spec.name}, needs both: this model "
+                    "keeps a different matrix for its MTP layer"
                 )
+            self._copies[spec.parameter] = original
 
     def _file(self, spec: TensorSpec) -> Path:
         return self._checkpoint.stored_parts(spec)[0].file
