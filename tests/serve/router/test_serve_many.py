@@ -1,4 +1,4 @@
-"""`glm5 serve --dp`: real processes on a trained-shape checkpoint, killed and counted."""
+"""`glm5 serve --dp`: real processes on a small checkpoint, killed and counted."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ async def replicas_up(client: httpx.AsyncClient, count: int) -> list[str]:
             await asyncio.sleep(0.1)
 
 
-@pytest.mark.parametrize("ep", [1, 2])
+# Most of the time is processes that import torch: three to five of them one after another.
+@pytest.mark.parametrize("ep", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_two_replicas_behind_one_port(checkpoint: Path, ep: int) -> None:
     """Answers are equal whoever gives them; a killed replica comes back; at the end nobody is left."""
 

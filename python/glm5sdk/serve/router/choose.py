@@ -31,7 +31,7 @@ class Affinity:
         floor: requests at a time that are no load worth balancing; a replica may run as many whatever its share is.
         chunk: bytes of prompt that the index tells apart.
         longest: chunks of a prompt that count.
-        capacity: chunks that the index remembers, about 150 bytes each.
+        capacity: chunks that the index remembers, about 130 bytes each.
         sessions: sessions whose owner is remembered.
         least: matched fraction under which the ring decides alone.
     """

@@ -44,7 +44,9 @@ class PrefixIndex:
         if capacity < 1:
             raise ContractError(f"prefix index: capacity is {capacity}, needs at least 1")
         self.capacity = capacity
-        self._nodes: OrderedDict[bytes, set[str]] = OrderedDict()
+        # A chunk's holders are bits of one number: a set for each would be most of the memory.
+        self._nodes: OrderedDict[bytes, int] = OrderedDict()
+        self._bits: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -54,9 +56,10 @@ class PrefixIndex:
 
     def insert(self, chain: Sequence[bytes], replica: str) -> None:
         """The replica has been given this prompt."""
+        bit = self._bit(replica)
         # Deepest first: a node is always younger than its children, so eviction takes leaves and leaves no orphan.
         for name in reversed(chain[: self.capacity]):
-            self._nodes.setdefault(name, set()).add(replica)
+            self._nodes[name] = self._nodes.get(name, 0) | bit
             self._nodes.move_to_end(name)
         while len(self._nodes) > self.capacity:
             self._nodes.popitem(last=False)
@@ -64,19 +67,31 @@ class PrefixIndex:
     def matched(self, chain: Sequence[bytes]) -> dict[str, float]:
         """The fraction of the chain, from its start, that each replica has; replicas without any are left out."""
         found: dict[str, float] = {}
-        alive: set[str] | None = None
-        for depth, name in enumerate(chain, 1):
-            holders = self._nodes.get(name)
-            alive = set(holders or ()) if alive is None else alive & (holders or set())
+        alive, depth = -1, 0
+        for name in chain:
+            here = alive & self._nodes.get(name, 0)
+            self._reached(found, alive & ~here, depth, len(chain))
+            alive = here
             if not alive:
-                break
-            for replica in alive:
-                found[replica] = depth / len(chain)
+                return found
+            depth += 1
+        self._reached(found, alive, depth, len(chain))
         return found
 
     def forget(self, replica: str) -> None:
         """The replica has lost its cache (it is gone, has restarted, or has new weights)."""
-        for name in [name for name, holders in self._nodes.items() if replica in holders]:
-            self._nodes[name].discard(replica)
+        bit = self._bits.pop(replica, 0)
+        for name in [name for name, holders in self._nodes.items() if holders & bit]:
+            self._nodes[name] &= ~bit
             if not self._nodes[name]:
                 del self._nodes[name]
+
+    def _reached(self, found: dict[str, float], holders: int, depth: int, length: int) -> None:
+        if holders and depth:
+            found.update({replica: depth / length for replica, bit in self._bits.items() if holders & bit})
+
+    def _bit(self, replica: str) -> int:
+        if replica not in self._bits:
+            taken = sum(self._bits.values())
+            self._bits[replica] = ~taken & (taken + 1)  # the lowest that is free
+        return self._bits[replica]
