@@ -14,7 +14,6 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from rig.small_model import make_checkpoint
 from rig.table import machine_line, markdown_table, save_json, seconds, text_table
 
 from glm5sdk.models.glm5 import Glm5ForCausalLM
+from glm5sdk.serve.admission import DynamicBatching
 
 HERE = Path(__file__).resolve().parent
 DTYPES = ("float32", "bfloat16")
@@ -59,13 +59,6 @@ def switch(feature: Feature, model: Glm5ForCausalLM, repeats: int) -> dict[str, 
     for llm in engines.values():
         llm.shutdown()
     return row
-
-
-def dynamic_batching() -> Callable[[], Any] | None:
-    """A maker of the queue that batches dynamically, None when this version has none."""
-    from glm5sdk.serve import admission
-
-    return getattr(admission, "DynamicBatching", None)
 
 
 def main() -> None:
@@ -121,12 +114,12 @@ def main() -> None:
                 print(dtype, {p.name: p.why.get(dtype) or cell(p, dtype) for p in programs}, flush=True)
         model = Glm5ForCausalLM.from_pretrained(folder, "float32")
         trained = Glm5ForCausalLM.from_pretrained(options.trained, "float32") if options.trained.is_dir() else None
-        for feature in features(config.vocab_size, count, share, dynamic_batching()) if "2" in options.parts else ():
+        for feature in features(config.vocab_size, count, share) if "2" in options.parts else ():
             if feature.trained and trained is None:
                 print(f"{feature.name}: no checkpoint with a trained MTP layer at --trained", flush=True)
                 continue
             if feature.trained and trained is not None:
-                small = [f for f in features(trained.config.vocab_size, count, share, None) if f.name == feature.name]
+                small = [f for f in features(trained.config.vocab_size, count, share) if f.name == feature.name]
                 feature = small[0]
             switches.append(switch(feature, trained if feature.trained and trained is not None else model, repeats))
             print(switches[-1], flush=True)
@@ -143,18 +136,24 @@ def main() -> None:
 
 def at_rates(model: Glm5ForCausalLM, requests: list[Request], share: float) -> list[dict[str, Any]]:
     """Latencies at a quarter, a half and three quarters of what the engine serves when all requests are there."""
-    llm = make_engine(model, {"enable_prefix_caching": False, "max_num_batched_tokens": max(16, int(512 * share))})
+    settings = {"enable_prefix_caching": False, "max_num_batched_tokens": max(16, int(512 * share))}
+    llm = make_engine(model, settings)
     tokens_of(llm, requests[:2])
     full = len(requests) / timed_tokens(llm, requests)[1]
+    batching = make_engine(model, {**settings, "admission": DynamicBatching(16, (4, 8, 16), max_queue_delay=2 / full)})
     rows = []
-    for load in (0.25, 0.5, 0.75):
-        found = open_loop(llm, requests, poisson(len(requests), load * full))
-        row = {"load": load, "rate": load * full, "tokens_per_second": found.tokens / found.seconds}
+    for load, queue, engine in (
+        *((load, "first come", llm) for load in (0.25, 0.5, 0.75)),
+        (0.5, "dynamic batching", batching),
+    ):
+        found = open_loop(engine, requests, poisson(len(requests), load * full))
+        row = {"load": load, "queue": queue, "rate": load * full, "tokens_per_second": found.tokens / found.seconds}
         for name, values in (("first", found.first), ("between", found.between)):
             row |= {f"{name}_p50": percentile(values, 0.5), f"{name}_p99": percentile(values, 0.99)}
         rows.append(row)
         print(row, flush=True)
-    llm.shutdown()
+    for engine in (llm, batching):
+        engine.shutdown()
     return rows
 
 
@@ -189,7 +188,11 @@ def report(
     if latencies:
         names = ("first_p50", "first_p99", "between_p50", "between_p99")
         rows = [
-            [f"{r['load']:.0%} ({r['rate']:.2f}/s)", *(seconds(r[n]) for n in names), f"{r['tokens_per_second']:.1f}"]
+            [
+                f"{r['load']:.0%} ({r['rate']:.2f}/s), {r['queue']}",
+                *(seconds(r[n]) for n in names),
+                f"{r['tokens_per_second']:.1f}",
+            ]
             for r in latencies
         ]
         head = ["load", "first token p50", "p99", "between tokens p50", "p99", "tokens/s"]

@@ -36,14 +36,13 @@ class Feature:
     note: Callable[[LLM], str] = field(default=lambda llm: "")
 
 
-def features(vocabulary: int, count: int, share: float, admission: Callable[[], Any] | None) -> Iterator[Feature]:
+def features(vocabulary: int, count: int, share: float) -> Iterator[Feature]:
     """All of them.
 
     Args:
         vocabulary: of the model.
         count: requests at once.
         share: of the full lengths.
-        admission: makes a queue that batches dynamically; None when there is none.
     """
     plain = mixed(count, vocabulary, share)
     prefix = token_ids(max(8, int(448 * share)), vocabulary, 999)
@@ -63,8 +62,6 @@ def features(vocabulary: int, count: int, share: float, admission: Callable[[], 
     yield Feature("chunked prefill, 256 tokens a step", small, off | {"enable_chunked_prefill": False}, lambda _: plain)
     yield Feature("async scheduling", off, off | {"async_scheduling": False}, lambda _: plain)
     yield Feature("fp8 cache", off | {"kv_cache_dtype": "fp8"}, off, lambda _: plain, exact=False, note=_page_bytes)
-    if admission is not None:
-        yield Feature("dynamic batching in front", off | {"admission": admission}, off, lambda _: plain)
     for batch in (1, count):
         yield Feature(
             f"speculation, 3 drafts, {batch} at once", off | {"speculative_tokens": 3}, off,
@@ -73,11 +70,9 @@ def features(vocabulary: int, count: int, share: float, admission: Callable[[], 
 
 
 def make_engine(model: Glm5ForCausalLM, settings: dict[str, Any]) -> LLM:
-    """An engine of its own; a queue is made anew."""
-    settings = dict(settings)
-    admission = settings.pop("admission", None)
+    """An engine of its own."""
     longest = min(1024, model.config.max_position_embeddings)
-    return LLM(model, admission=admission() if admission else None, **{"max_model_len": longest, **settings})
+    return LLM(model, **{"max_model_len": longest, **settings})
 
 
 def longest_pause(model: Glm5ForCausalLM, count: int, share: float) -> dict[str, float]:
