@@ -11,7 +11,7 @@ from engine_cases import make_engine, make_model, run
 from glm5sdk.serve.params import SamplingParams
 
 PROMPT = [3, 14, 15, 9, 26, 5]
-DRAWS = 4000
+DRAWS = 2500
 KEPT = 3  # best tokens that a draw chooses among
 
 
@@ -31,7 +31,7 @@ def test_drawn_sequences_have_the_models_distribution():
     requests = {str(i): (PROMPT, replace(params, seed=1000 * i)) for i in range(DRAWS)}
     found = Counter(tuple(result.token_ids) for result in run(engine, requests, steps=5000).values())
     stats = engine.stats()
-    assert 400 < stats.accepted_tokens < stats.drafted_tokens - 400  # both branches of the rule
+    assert 200 < stats.accepted_tokens < stats.drafted_tokens - 200  # both branches of the rule
     expected = {(): float(DRAWS)}
     for _ in range(params.max_tokens):
         expected = {

@@ -38,6 +38,7 @@ class AsyncEngine:
         self._readers: dict[str, _Reader] = {}
         self._failure: str | None = None
         self._closed = False
+        self._gate = threading.Lock()
         context = copy_context()  # a thread starts without the backend choice of the one that made it
         self._thread = threading.Thread(target=context.run, args=(self._loop,), name="glm5-engine", daemon=True)
         self._thread.start()
@@ -105,10 +106,11 @@ class AsyncEngine:
 
     def _submit(self, job: Callable[[], Any]) -> Future[Any]:
         done: Future[Any] = Future()
-        if self._failure is not None or self._closed:
-            done.set_exception(UnavailableError(f"engine: it has stopped: {self._failure or 'it was closed'}"))
-        else:
-            self._jobs.put((job, done))
+        with self._gate:
+            if self._failure is None and not self._closed:
+                self._jobs.put((job, done))
+                return done
+        done.set_exception(UnavailableError(f"engine: it has stopped: {self._failure or 'it was closed'}"))
         return done
 
     def _abort(self, request_id: str, reader: _Reader) -> None:
@@ -163,7 +165,8 @@ class AsyncEngine:
             _log.exception("closing the engine failed")
         for request_id, reader in self._readers.items():
             reader.put([Delta(request_id, i, finish_reason="error", error=reason) for i in range(reader.sequences)])
-        self._closed = True
+        with self._gate:  # from here on no job can come in that nobody would look at
+            self._closed = True
         while True:
             try:
                 job = self._jobs.get_nowait()
