@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from glm5sdk.core.errors import ContractError
-from glm5sdk.registry.contract_scalars import as_float, as_int
+from glm5sdk.registry.contract_scalars import as_bool, as_float, as_int
 
 __all__ = ["MAX_LOGPROBS", "SamplingParams", "StructuredOutput"]
 
@@ -105,15 +106,13 @@ class SamplingParams:
                 f"sampling params: min_tokens is {self.min_tokens}, needs at most max_tokens {self.max_tokens}"
             )
         object.__setattr__(self, "stop", _stops(self.stop))
-        ids = tuple(_int_in("stop_token_ids", i, 0, 2**31 - 1) for i in self.stop_token_ids)
-        object.__setattr__(self, "stop_token_ids", ids)
-        bias = {
-            _int_in("logit_bias", int(k) if isinstance(k, str) and k.isdecimal() else k, 0, 2**31 - 1): _float_in(
-                "logit_bias", v, -100.0, 100.0
-            )
-            for k, v in self.logit_bias.items()
-        }
-        object.__setattr__(self, "logit_bias", bias)
+        ids = _several("stop_token_ids", self.stop_token_ids, "token ids in a list")
+        object.__setattr__(self, "stop_token_ids", tuple(_int_in("stop_token_ids", i, 0, 2**31 - 1) for i in ids))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            object.__setattr__(self, name, as_bool("sampling params", name, getattr(self, name)))
+        if self.structured is not None and not isinstance(self.structured, StructuredOutput):
+            raise ContractError(f"sampling params: structured is {self.structured!r:.200}, needs a StructuredOutput")
 
     @property
     def changes_logits(self) -> bool:
@@ -142,10 +141,30 @@ def _float_in(name: str, value: Any, low: float, high: float) -> float:
     return number
 
 
+def _several(name: str, value: Any, want: str) -> Sequence[Any]:
+    """A list; None is an empty one."""
+    if value is None:
+        return ()
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, (Sequence, Set)):
+        raise ContractError(f"sampling params: {name} is {value!r:.200}, needs {want}")
+    return list(value)
+
+
 def _stops(stop: Any) -> tuple[str, ...]:
-    texts = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    texts = (stop,) if isinstance(stop, str) else tuple(_several("stop", stop, "a text or several in a list"))
     if bad := [t for t in texts if not isinstance(t, str) or not t]:
         raise ContractError(f"sampling params: stop holds {bad[0]!r}, needs texts that are not empty")
     if len(texts) > MAX_STOPS:
         raise ContractError(f"sampling params: stop holds {len(texts)} texts, needs at most {MAX_STOPS}")
     return texts
+
+
+def _biases(biases: Any) -> dict[int, float]:
+    """Keys may be the texts of ints: JSON knows no others."""
+    if not isinstance(biases, Mapping | None):
+        raise ContractError(f"sampling params: logit_bias is {biases!r:.200}, needs token ids with their biases")
+    found: dict[int, float] = {}
+    for key, bias in (biases or {}).items():
+        token = int(key) if isinstance(key, str) and re.fullmatch("[0-9]{1,10}", key) else key
+        found[_int_in("logit_bias", token, 0, 2**31 - 1)] = _float_in("logit_bias", bias, -100.0, 100.0)
+    return found
