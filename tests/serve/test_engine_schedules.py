@@ -57,6 +57,10 @@ def test_any_schedule_gives_what_each_request_gets_alone(requests, config, spare
         assert step < 3000, engine.stats()
     engine.close()
     check_drained(engine)
+    stats = engine.stats()
+    assert stats.generated_tokens == sum(len(result.token_ids) for result in results.values())
+    assert stats.finished + stats.aborted == len(requests) and stats.rejected == 0
+    assert stats.accepted_tokens <= stats.drafted_tokens and (drafts or not stats.drafted_tokens)
     for name, (prompt, params, _, life, *_) in enumerate(requests):
         for index in range(params.n):
             result = results[str(name), index]
@@ -199,6 +203,34 @@ def test_drafts_do_not_depend_on_where_the_prefix_came_from(temperature):
         assert result.token_ids == alone([*head, tail], params)
         before = after
     assert result.cached_tokens == 8 and cold[20][1] > 0
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e5])
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_the_coldest_and_the_hottest_draw(temperature, drafts):
+    prompts = [[3, 4, 5, 6 + i] for i in range(3)]
+    params = SamplingParams(max_tokens=10, temperature=temperature, seed=11, ignore_eos=True)
+    results = run(make_engine(speculative_tokens=drafts), {str(i): (p, params) for i, p in enumerate(prompts)})
+    assert [results[str(i), 0].token_ids for i in range(3)] == [alone(p, params) for p in prompts]
+
+
+def test_lower_priorities_go_first_and_yield_last():
+    engine = make_engine(max_num_seqs=1)
+    params = SamplingParams(max_tokens=2, seed=0, ignore_eos=True)
+    for name, priority in [("a", 0), ("b", 1), ("c", 0), ("d", -1)]:
+        engine.add(name, [3, 4, 5], params, priority=priority)
+    ended = []
+    while engine.has_work():
+        ended += [delta.request_id for delta in engine.step() if delta.finish_reason]
+    assert ended == ["d", "a", "c", "b"]
+    engine = make_engine(num_pages=6, page_size=3, enable_prefix_caching=False)
+    long = SamplingParams(max_tokens=11, seed=0, ignore_eos=True)
+    for name, priority in [("low", 1), ("high", 0)]:
+        engine.add(name, [3, 4, 5, 6], long, priority=priority)
+    ended = []
+    while engine.has_work():
+        ended += [delta.request_id for delta in engine.step() if delta.finish_reason]
+    assert ended == ["high", "low"] and engine.stats().preempted > 0
 
 
 def test_a_prefix_hit_is_counted_and_changes_no_bit():
