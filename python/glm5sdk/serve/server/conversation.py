@@ -66,6 +66,7 @@ async def prepare(service: Service, talk: Conversation) -> Prepared:
         ApiError: 400 it is empty, or asks for a tool that it does not describe.
         ContractError, CapacityError: the template refuses it.
     """
+    service.admission.check()
     if not talk.messages:
         raise ApiError(400, "messages: is empty, needs at least one message", param="messages")
     if bad := sorted(_RESERVED & talk.variables.keys()):

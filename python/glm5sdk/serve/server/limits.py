@@ -31,6 +31,19 @@ class Admission:
         """Prompt tokens of requests that have not given a token yet."""
         return self._tokens
 
+    def check(self) -> None:
+        """Refuse early, before a prompt is rendered and tokenised.
+
+        Raises:
+            OverloadedError: the queue is full.
+        """
+        queued = self._queued()
+        if queued and queued >= self._settings.max_queued_requests:
+            raise OverloadedError(f"server: {queued} sequences wait, as many as may", self._retry_after(queued))
+
+    def _queued(self) -> int:
+        return max(self._sequences - self._engine.info.max_num_seqs, self._engine.stats().waiting, 0)
+
     def enter(self, sequences: int, tokens: int) -> Ticket:
         """Take a request in.
 
@@ -42,7 +55,7 @@ class Admission:
             OverloadedError: too much waits already.
         """
         batch, limits = self._engine.info.max_num_seqs, self._settings
-        queued = max(self._sequences - batch, self._engine.stats().waiting, 0)
+        queued = self._queued()
         # What finds a free place in the batch does not queue, and neither does the first request of an idle server.
         room = max(batch - self._sequences, 0) if queued == 0 else 0
         over = queued + max(sequences - room, 0)
