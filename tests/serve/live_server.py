@@ -19,7 +19,7 @@ def live(bench: Bench) -> Iterator[str]:
     config = uvicorn.Config(
         bench.app, host="127.0.0.1", port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=1, ws="none"
     )
-    server = DrainingServer(config, bench.service)
+    server = bench.server = DrainingServer(config, bench.service)  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     end = time.monotonic() + 20

@@ -125,8 +125,9 @@ def test_thinking_off_and_effort_reach_the_template() -> None:
     assert "reasoning_content" not in answer["choices"][0]["message"]
     bench.chat(reasoning_effort="none")
     bench.chat(reasoning_effort="high")
+    bench.chat(thinking={"type": "disabled"})
     prompts = [bench.text.tokenizer.decode(ids, skip_special_tokens=False) for ids, _, _ in bench.engine.requests]
-    assert prompts[0] == prompts[1] == "[gMASK]<sop><|user|>hi<|assistant|></think>"
+    assert prompts[0] == prompts[1] == prompts[3] == "[gMASK]<sop><|user|>hi<|assistant|></think>"
     assert prompts[2] == "[gMASK]<sop><|system|>Reasoning Effort: High<|user|>hi<|assistant|><think>"
 
 
@@ -220,3 +221,31 @@ def test_prompt_logprobs() -> None:
     assert answer["prompt_logprobs"][0] is None
     assert [list(entry)[-1] for entry in answer["prompt_logprobs"][1:]] == [str(token) for token in prompt[1:]]
     assert bench.chat(prompt_logprobs=1, stream=True).status_code == 400
+
+
+def test_tags_that_a_tokenizer_marks_special_still_reach_the_parser() -> None:
+    bench = Bench(f"hm</think>Hi{CALL}")
+    bench.text.tags_are_special = True
+    try:
+        message = bench.chat(tools=[WEATHER], skip_special_tokens=True).json()["choices"][0]["message"]
+        bench.post("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 200})
+    finally:
+        bench.text.tags_are_special = False
+    assert message["reasoning_content"] == "hm" and message["tool_calls"][0]["function"]["name"] == "weather"
+    assert [params.skip_special_tokens for _, params, _ in bench.engine.requests] == [False, False]
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("functions", [{"name": "f"}]), ("function_call", "auto"), ("audio", {"voice": "x"}), ("modalities", ["audio"]),
+        ("web_search_options", {"a": 1}), ("continue_final_message", True), ("add_generation_prompt", False),
+        ("chat_template", "x"), ("documents", [{}]), ("bad_words", ["x"]), ("allowed_token_ids", [1]), ("echo", True),
+    ],
+)  # fmt: skip
+def test_what_would_change_the_answer_is_refused_not_ignored(field: str, value: Any) -> None:
+    bench = Bench("</think>x")
+    answer = bench.chat(**{field: value})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == field
+    assert answer.json()["error"]["code"].startswith("unsupported")
+    assert not bench.engine.requests

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -14,7 +16,7 @@ import torch
 
 pytest.importorskip("fastapi")
 
-from live_server import until
+from live_server import live, until
 from server_fakes import Bench, events_of, make_text
 from test_server_live import hang_up
 
@@ -43,14 +45,15 @@ TOOLS = [
 class RealBench(Bench):
     """A `Bench` whose engine computes."""
 
-    def __init__(self, **config: Any) -> None:
+    def __init__(self, drain_seconds: float = 30.0, **config: Any) -> None:
         torch.manual_seed(0)
         self.text = make_text()
         model_config = preset("tiny", vocab_size=320, num_hidden_layers=2, num_nextn_predict_layers=0)
         self.model = Glm5ForCausalLM(model_config.replace(eos_token_id=(256,), max_position_embeddings=2048)).eval()
-        settings = {"page_size": 16, "num_pages": 160, "max_model_len": 1800, "max_num_seqs": 4, **config}
-        self.engine = AsyncEngine(Engine(self.model, self.text.tokenizer, EngineConfig(**settings)))
-        self.app = create_app(self.engine, ServerSettings(model_names=("tiny",), admin_key="boss"), self.text)
+        sizes = {"page_size": 16, "num_pages": 160, "max_model_len": 1800, "max_num_seqs": 4, **config}
+        self.engine = AsyncEngine(Engine(self.model, self.text.tokenizer, EngineConfig(**sizes)))
+        settings = ServerSettings(model_names=("tiny",), admin_key="boss", drain_seconds=drain_seconds)
+        self.app = create_app(self.engine, settings, self.text)
         self.service = self.app.state.service
 
     def idle(self) -> bool:
@@ -150,8 +153,6 @@ def test_random_clients_leave_nothing_behind(bench: RealBench) -> None:
 
 
 def test_hanging_up_frees_the_cache(bench: RealBench) -> None:
-    from live_server import live
-
     body = {**CHAT, "max_tokens": 400, "ignore_eos": True, "stream": True}
     with live(bench) as address:
         before = bench.engine.stats().aborted
@@ -178,3 +179,35 @@ def test_a_closed_engine_is_unavailable() -> None:
     made.engine.close()
     assert made.chat(max_tokens=2).status_code == 503
     assert made.post("/v1/messages", {**CHAT, "max_tokens": 2}).json()["error"]["type"] == "overloaded_error"
+
+
+def test_what_outlasts_the_drain_is_aborted_and_told() -> None:
+    made = RealBench(drain_seconds=0.3)
+    long = {"max_tokens": 1700, "ignore_eos": True}
+    texts: dict[str, str] = {}
+
+    def ask(address: str, name: str, path: str, body: dict[str, Any]) -> None:
+        texts[name] = httpx.post(address + path, json=body, timeout=60).text
+
+    bodies = {
+        "stream": ("/v1/chat/completions", {**CHAT, **long, "stream": True}),
+        "whole": ("/v1/chat/completions", {**CHAT, **long}),
+        "anthropic": ("/v1/messages", {**CHAT, "max_tokens": 1700, "temperature": 0, "stream": True}),
+    }
+    try:
+        with live(made) as address:
+            threads = [
+                threading.Thread(target=ask, args=(address, name, path, body)) for name, (path, body) in bodies.items()
+            ]
+            for thread in threads:
+                thread.start()
+            assert until(lambda: len(made.service.alive) == len(bodies))
+            made.server.handle_exit(signal.SIGTERM, None)  # type: ignore[attr-defined]
+            for thread in threads:
+                thread.join(30)
+        assert '"finish_reason":"abort"' in texts["stream"] and texts["stream"].endswith("data: [DONE]\n\n")
+        assert json.loads(texts["whole"])["choices"][0]["finish_reason"] == "abort"
+        assert "event: error" in texts["anthropic"] and "aborted" in texts["anthropic"]
+        assert until(made.idle)
+    finally:
+        made.engine.close()

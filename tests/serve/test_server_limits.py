@@ -36,7 +36,7 @@ def test_keys_open_what_they_are_for() -> None:
     assert status(bench, chat, authorization="first") == 401
     for headers in (
         {"authorization": "Bearer first"}, {"authorization": "bearer second"}, {"x-api-key": "first"},
-        {"authorization": "Bearer boss"},
+        {"authorization": "Bearer boss"}, {"authorization": "Bearer none", "x-api-key": "second"},
     ):  # fmt: skip
         assert status(bench, chat, **headers) == 200
     for path in ("/health", "/metrics"):
@@ -105,17 +105,26 @@ def test_too_many_sequences_are_told_to_come_back() -> None:
     assert together(bench, [{"prompt": "a"}] * 6)[-1].status_code == 200, "all places are free again"
 
 
-def test_a_request_alone_is_always_taken() -> None:
+def test_one_prompt_alone_is_always_taken() -> None:
     bench = Bench("x", max_queued_requests=0, max_queued_tokens=10)
-    assert together(bench, [{"prompt": "a" * 100, "n": 50}])[0].status_code == 200
+    assert together(bench, [{"prompt": "a" * 100, "n": 4}])[0].status_code == 200
     assert [answer.status_code for answer in together(bench, [{"prompt": "a" * 8}, {"prompt": "a" * 8}])] == [200, 429]
     assert [answer.status_code for answer in together(bench, [{"prompt": "a", "n": 4}, {"prompt": "a"}])] == [200, 429]
+
+
+def test_what_can_never_wait_is_the_clients_mistake() -> None:
+    bench = Bench("x", max_queued_requests=10, max_queued_tokens=100)
+    assert bench.post("/v1/completions", {"prompt": ["a"] * 7, "n": 2}).status_code == 200
+    for body in ({"prompt": ["a"] * 8, "n": 2}, {"prompt": ["a" * 1400] * 3}):
+        refusal = bench.post("/v1/completions", body)
+        assert refusal.status_code == 400 and "needs at most" in refusal.text
 
 
 def test_the_engines_own_queue_counts_and_refuses() -> None:
     bench = Bench("x", max_queued_requests=2)
     bench.engine.numbers.waiting = 2
-    assert [answer.status_code for answer in together(bench, [{"prompt": "a"}] * 2)] == [200, 429]
+    assert bench.post("/v1/completions", {"prompt": "a"}).status_code == 429, "others fill the engine"
+    assert bench.chat("x" * 100_000).status_code == 429, "before the prompt is looked at"
     bench.engine.numbers.waiting = 0
     bench.engine.fail = OverloadedError("engine: the queue is full", 7.2)
     answer = bench.post("/v1/messages", {**CHAT, "max_tokens": 5})

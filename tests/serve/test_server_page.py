@@ -72,7 +72,7 @@ def test_a_conversation(tab: Any) -> None:
     bench = Bench(EVIL, pace=3)
     with live(bench) as address:
         tab.goto(address)
-        tab.wait_for_function("document.querySelector('#model').textContent === 'tiny'")
+        tab.wait_for_selector("#model:text-is('tiny')")
         say(tab, "hello <i>there</i>")
         tab.wait_for_selector(".foot .facts")
         assert tab.inner_text(".turn.user .said") == "hello <i>there</i>"
@@ -89,7 +89,7 @@ def test_a_conversation(tab: Any) -> None:
         tab.click(".thought summary")
         assert tab.inner_text(".thought .inside") == "weigh it <b>up</b>"
         say(tab, "again")
-        tab.wait_for_function("document.querySelectorAll('.foot .facts').length === 2")
+        tab.locator(".foot .facts").nth(1).wait_for()
         assert tab.complaints == [] and tab.asked == {address.removeprefix("http://")}
     prompt = bench.text.tokenizer.decode(bench.engine.requests[1][0], skip_special_tokens=False)
     assert prompt.count("<|user|>") == 2 and "# Title" in prompt and prompt.endswith("again<|assistant|><think>")
@@ -108,7 +108,7 @@ def test_stop_settings_key_and_new_chat(tab: Any) -> None:
         for name, value in {**given, "seed": "7"}.items():
             tab.fill(f"#{name}", value)
         tab.click(".close")
-        tab.wait_for_function("document.querySelector('#model').textContent === 'tiny'")
+        tab.wait_for_selector("#model:text-is('tiny')")
         tab.click("text=Try again")
         tab.wait_for_selector("#stop:visible")
         assert until(lambda: len(bench.engine.requests) == 1)

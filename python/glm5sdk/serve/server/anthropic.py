@@ -186,7 +186,7 @@ def _whole_blocks(events: list[Event]) -> list[dict[str, Any]]:
             case "content_block_delta", "input_json_delta":
                 arguments += delta["partial_json"]
             case "content_block_stop", _ if blocks[-1]["type"] == "tool_use":
-                blocks[-1]["input"] = msgspec.json.decode(arguments) if arguments else {}
+                blocks[-1]["input"] = msgspec.Raw(arguments.encode()) if arguments else {}  # JSON already
     return blocks
 
 

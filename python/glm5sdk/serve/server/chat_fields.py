@@ -70,6 +70,12 @@ class NamedToolChoice(msgspec.Struct, kw_only=True):
     function: NamedFunction
 
 
+class ThinkingSwitch(msgspec.Struct, kw_only=True):
+    """`thinking`, as GLM's own API has it."""
+
+    type: Literal["enabled", "disabled"]
+
+
 class ChatRequest(SamplingFields, kw_only=True):
     """The request."""
 
@@ -81,6 +87,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    thinking: ThinkingSwitch | None = None
     include_reasoning: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
@@ -91,3 +98,5 @@ class ChatRequest(SamplingFields, kw_only=True):
     functions: list[dict[str, Any]] | None = None
     function_call: str | dict[str, Any] | None = None
     web_search_options: dict[str, Any] | None = None
+    chat_template: str | None = None
+    documents: list[Any] | None = None

@@ -18,6 +18,8 @@ _UNSUPPORTED = {
     "functions": "use tools instead",
     "function_call": "use tool_choice instead",
     "web_search_options": "this server searches nothing",
+    "chat_template": "the server's own is used; chat_template_kwargs sets its variables",
+    "documents": "put their text into a message",
     "continue_final_message": "send the beginning of the answer to /v1/completions instead",
     "echo": "the prompt of a chat is not repeated",
 }
@@ -51,7 +53,7 @@ def conversation_of(body: ChatRequest) -> Conversation:
         messages=[_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)],
         tools=[{"type": "function", "function": msgspec.to_builtins(tool.function)} for tool in body.tools or []],
         tool_choice=choice,
-        variables={**effort_variables(body.reasoning_effort), **(body.chat_template_kwargs or {})},
+        variables={**_thinking(body), **effort_variables(body.reasoning_effort), **(body.chat_template_kwargs or {})},
         structured=structured_output(body),
         parallel=body.parallel_tool_calls is not False,
     )
@@ -62,6 +64,10 @@ def effort_variables(effort: str | None) -> dict[str, Any]:
     if effort is None:
         return {}
     return {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
+
+
+def _thinking(body: ChatRequest) -> dict[str, Any]:
+    return {} if body.thinking is None else {"enable_thinking": body.thinking.type == "enabled"}
 
 
 def _message(message: ChatMessage, where: str) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import msgspec
 
 from glm5sdk.serve.params import StructuredOutput
 from glm5sdk.serve.server.errors import ApiError
@@ -66,6 +66,7 @@ async def prepare(service: Service, talk: Conversation) -> Prepared:
         ApiError: 400 it is empty, or asks for a tool that it does not describe.
         ContractError, CapacityError: the template refuses it.
     """
+    service.admission.check()
     if not talk.messages:
         raise ApiError(400, "messages: is empty, needs at least one message", param="messages")
     if bad := sorted(_RESERVED & talk.variables.keys()):
@@ -141,9 +142,27 @@ def arguments_of(text: str, where: str) -> dict[str, Any]:
         ApiError: 400 they are no JSON object.
     """
     try:
-        value = msgspec.json.decode(text) if text.strip() else {}
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        value = _decoded(text) if text.strip() else {}
+    except (ValueError, RecursionError) as error:
         raise ApiError(400, f"{where}: is no JSON ({error}), needs a JSON object", param=where) from None
     if not isinstance(value, dict):
         raise ApiError(400, f"{where}: is a JSON {type(value).__name__}, needs an object", param=where)
+    return value
+
+
+def _decoded(text: str) -> Any:
+    """JSON whose numbers may be of any size, as models write them; what no number here holds stays its text."""
+
+    def integer(digits: str) -> int | str:
+        return int(digits) if len(digits) < 300 else digits
+
+    def fraction(digits: str) -> float | str:
+        return float(digits) if math.isfinite(float(digits)) else digits
+
+    def constant(word: str) -> Any:
+        raise ValueError(f"{word} is no JSON")
+
+    value = json.loads(text, parse_int=integer, parse_float=fraction, parse_constant=constant)
+    if "\\ud" in text.lower():  # half of a character, spelled as an escape, is no text
+        value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     return value

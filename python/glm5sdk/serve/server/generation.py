@@ -124,10 +124,9 @@ async def _one(service: Service, name: str, job: Job) -> AsyncGenerator[Delta, N
         open_sequences = 0
         raise
     finally:
-        await _closed(source)
+        await _closed(source)  # which ends what still runs
         if open_sequences > 0:
             metrics.hung_up.inc()
-            await service.engine.abort(name)
 
 
 async def _numbered(source: AsyncGenerator[Delta, None], index: int) -> AsyncGenerator[tuple[int, Delta], None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -74,6 +75,7 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "type": "model",
         "display_name": name,
         "created": service.created,
+        "created_at": datetime.fromtimestamp(service.created, UTC).isoformat().replace("+00:00", "Z"),
         "owned_by": "glm5sdk",
         "root": service.settings.root or name,
         "parent": service.model_name if name in service.adapters else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from types import TracebackType
 
+from glm5sdk.core.errors import CapacityError
 from glm5sdk.serve.interface import EngineClient, OverloadedError
 from glm5sdk.serve.server.settings import ServerSettings
 
@@ -31,6 +32,19 @@ class Admission:
         """Prompt tokens of requests that have not given a token yet."""
         return self._tokens
 
+    def check(self) -> None:
+        """Refuse early, before a prompt is rendered and tokenised.
+
+        Raises:
+            OverloadedError: the queue is full.
+        """
+        queued = self._queued()
+        if queued and queued >= self._settings.max_queued_requests:
+            raise OverloadedError(f"server: {queued} sequences wait, as many as may", self._retry_after(queued))
+
+    def _queued(self) -> int:
+        return max(self._sequences - self._engine.info.max_num_seqs, self._engine.stats().waiting, 0)
+
     def enter(self, sequences: int, tokens: int) -> Ticket:
         """Take a request in.
 
@@ -39,15 +53,18 @@ class Admission:
             tokens: of its prompt.
 
         Raises:
+            CapacityError: it alone is more than may ever wait.
             OverloadedError: too much waits already.
         """
-        batch, limits = self._engine.info.max_num_seqs, self._settings
-        queued = max(self._sequences - batch, self._engine.stats().waiting, 0)
-        # What finds a free place in the batch does not queue, and neither does the first request of an idle server.
-        room = max(batch - self._sequences, 0) if queued == 0 else 0
-        over = queued + max(sequences - room, 0)
-        idle = not self._sequences and not queued
-        if not idle and over > limits.max_queued_requests:
+        info, limits = self._engine.info, self._settings
+        batch, queued = info.max_num_seqs, self._queued()
+        most, most_tokens = batch + limits.max_queued_requests, max(limits.max_queued_tokens, info.max_model_len)
+        if sequences > most:
+            raise CapacityError(f"server: the request asks for {sequences} sequences, needs at most {most}")
+        if tokens > most_tokens:
+            raise CapacityError(f"server: the request's prompts are {tokens} tokens, needs at most {most_tokens}")
+        room = max(batch - self._sequences, 0) if queued == 0 else 0  # what finds a place in the batch does not queue
+        if queued + max(sequences - room, 0) > limits.max_queued_requests:
             raise OverloadedError(
                 f"server: {queued} sequences wait, {sequences} more need a limit over {limits.max_queued_requests}",
                 self._retry_after(queued),

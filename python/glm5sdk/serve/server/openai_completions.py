@@ -46,6 +46,7 @@ async def completions(service: Service, request: Request) -> Response:
     if body.echo and body.logprobs is not None and params.prompt_logprobs is None:
         params = replace(params, prompt_logprobs=body.logprobs)
     priority = checked_priority(body)
+    service.admission.check()
     jobs = [
         Job(ids, params, priority, body.cache_salt or "", adapter, text)
         for text, ids in await prompts_of(body, service.text)

@@ -17,6 +17,7 @@ from glm5sdk.serve.server.service import Service
 __all__ = ["DrainingServer", "serve"]
 
 log = get_logger("serve")
+GRACE_SECONDS = 2.0  # for the last words of what was aborted
 
 
 class DrainingServer(uvicorn.Server):
@@ -33,6 +34,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._service = service
         self._deadline: float | None = None
+        self._cut = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal has come. It is not raised again at the end: a drained server ends with status 0."""
@@ -51,9 +53,21 @@ class DrainingServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second; True ends the server."""
         if self._deadline is not None:
-            done = self._service.in_flight == 0 or time.monotonic() >= self._deadline
-            self.should_exit = self.should_exit or done
+            late = time.monotonic() >= self._deadline
+            if self._service.in_flight == 0 or (late and self._cut):
+                self.should_exit = True
+            elif late:
+                self._cut = True
+                self._deadline += GRACE_SECONDS
+                await self._abort_all()
         return await super().on_tick(counter)
+
+    async def _abort_all(self) -> None:
+        """Time is up: what runs ends here, and every client hears of it instead of seeing a broken connection."""
+        names = [name for names in self._service.alive.values() for name in names]
+        log.warning("drained for as long as allowed; %d requests are aborted", len(names))
+        for name in names:
+            await self._service.engine.abort(name)
 
 
 def serve(app: FastAPI, *, host: str, port: int, log_level: str = "info", access_log: bool = False) -> None:

@@ -95,6 +95,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     best_of: int | None = None
     use_beam_search: bool | None = None
     truncate_prompt_tokens: int | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    logits_processors: list[Any] | None = None
 
 
 def structured_output(fields: SamplingFields) -> StructuredOutput | None:
@@ -226,6 +229,12 @@ def refuse_unsupported(fields: SamplingFields) -> None:
             400, f"best_of: is {fields.best_of}, needs to be absent or equal n; choose among n yourself",
             param="best_of", code="unsupported_parameter",
         )  # fmt: skip
+    for name in ("bad_words", "allowed_token_ids", "logits_processors"):
+        if getattr(fields, name):
+            raise ApiError(
+                400, f"{name}: is given, needs to be absent: use logit_bias or structured output", param=name,
+                code="unsupported_parameter",
+            )  # fmt: skip
     if fields.use_beam_search:
         raise ApiError(
             400, "use_beam_search: is true, needs false: there is no beam search", param="use_beam_search",
