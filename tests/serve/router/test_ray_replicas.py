@@ -21,7 +21,8 @@ CHILD = """
 import http.server, json, os
 class Page(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        body = json.dumps([os.getpid(), os.environ.get("GLM5SDK_EP_RANK"), os.environ.get("GLM5SDK_EP_MEETING")]).encode()
+        told = [os.getpid(), os.environ.get("GLM5SDK_EP_RANK"), os.environ.get("GLM5SDK_EP_MEETING")]
+        body = json.dumps(told).encode()
         self.send_response(200); self.send_header("content-length", str(len(body))); self.end_headers()
         self.wfile.write(body)
     def log_message(self, *words): pass
