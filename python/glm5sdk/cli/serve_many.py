@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from glm5sdk.serve.router.front import serve_processes
+from glm5sdk.serve.router.launch import LocalLauncher
 from glm5sdk.serve.router.settings import RouterSettings
 
 __all__ = ["replica_command", "serve_replicas"]
@@ -58,7 +59,7 @@ def serve_replicas(
     os.environ["GLM5SDK_API_KEY"] = ",".join(settings["api_keys"])
     os.environ["GLM5SDK_ADMIN_KEY"] = settings["admin_key"] or ""
     serve_processes(
-        replica_command(arguments), router, replicas=dp, spread=ep, host=host, port=port,
+        LocalLauncher(replica_command(arguments)), router, replicas=dp, spread=ep, host=host, port=port,
         drain_seconds=settings["drain_seconds"],
         say=lambda words: console.print(f"glm5 serve: {words}", markup=False, highlight=False, soft_wrap=True),
     )  # fmt: skip

@@ -17,6 +17,7 @@ import pytest
 
 from glm5sdk.core.errors import ContractError, UnavailableError
 from glm5sdk.serve.ready import EP_MEETING, EP_RANK, EP_SIZE, READY_FD, announce, expert_group
+from glm5sdk.serve.router.launch import LocalLauncher
 from glm5sdk.serve.router.supervisor import Restarts, Supervisor
 
 FAST = Restarts(first=0.05, longest=0.2, stable=60.0, kill_after=3.0)
@@ -45,8 +46,8 @@ class World:
         self.up.remove(url)
 
     def supervisor(self, code: str, groups: int, size: int, restarts: Restarts = FAST) -> Supervisor:
-        command = [sys.executable, "-c", code]
-        return Supervisor(command, groups, size, up=self.add, down=self.remove, restarts=restarts)
+        launcher = LocalLauncher([sys.executable, "-c", code])
+        return Supervisor(launcher, groups, size, up=self.add, down=self.remove, restarts=restarts)
 
 
 def alive(pid: int) -> bool:
@@ -144,11 +145,12 @@ def test_no_orphan_when_the_parent_is_killed(tmp_path: Path) -> None:
     script.write_text(
         textwrap.dedent(f"""
         import asyncio, sys
+        from glm5sdk.serve.router.launch import LocalLauncher
         from glm5sdk.serve.router.supervisor import Supervisor
         async def down(url): pass
         def up(url): print(url, flush=True)
         code = {SLEEPS!r}
-        asyncio.run(Supervisor([sys.executable, "-c", code], 2, 1, up=up, down=down).run())
+        asyncio.run(Supervisor(LocalLauncher([sys.executable, "-c", code]), 2, 1, up=up, down=down).run())
         """)
     )
     parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)

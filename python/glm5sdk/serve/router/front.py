@@ -1,13 +1,14 @@
-"""One port in front of many processes of this machine: a supervisor and a router in one event loop."""
+"""One port in front of many processes: a supervisor and a router in one event loop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from glm5sdk.core.errors import ContractError
 from glm5sdk.serve.router.app import create_router
+from glm5sdk.serve.router.launch import Launcher
 from glm5sdk.serve.router.listen import listen, server_on, url_of
 from glm5sdk.serve.router.settings import RouterSettings
 from glm5sdk.serve.router.supervisor import Restarts, Supervisor
@@ -16,13 +17,13 @@ __all__ = ["serve_processes"]
 
 
 def serve_processes(
-    command: Sequence[str], settings: RouterSettings, *, replicas: int, spread: int, host: str, port: int,
+    launcher: Launcher, settings: RouterSettings, *, replicas: int, spread: int, host: str, port: int,
     drain_seconds: float, log_level: str = "warning", say: Callable[[str], None] = lambda words: None,
 ) -> None:  # fmt: skip
     """Start the processes, route to them until a signal, then let what runs end.
 
     Args:
-        command: of one replica; it announces itself (see `ready`).
+        launcher: starts replicas.
         settings: of the router; replicas join it as they come up.
         replicas: processes.
         spread: processes over which experts are spread, a divisor of `replicas`; 1 gives each its own.
@@ -39,11 +40,11 @@ def serve_processes(
     """
     if replicas < 1 or spread < 1 or replicas % spread:
         raise ContractError(f"serve: dp, ep are {replicas}, {spread}, needs at least 1 each and dp a multiple of ep")
-    asyncio.run(_serve(command, settings, replicas // spread, spread, host, port, drain_seconds, log_level, say))
+    asyncio.run(_serve(launcher, settings, replicas // spread, spread, host, port, drain_seconds, log_level, say))
 
 
 async def _serve(
-    command: Sequence[str], settings: RouterSettings, groups: int, size: int, host: str, port: int,
+    launcher: Launcher, settings: RouterSettings, groups: int, size: int, host: str, port: int,
     drain_seconds: float, log_level: str, say: Callable[[str], None],
 ) -> None:  # fmt: skip
     sock = listen(host, port)
@@ -58,7 +59,7 @@ async def _serve(
         say(f"replica {url} is gone")
 
     restarts = Restarts(kill_after=drain_seconds + 5.0)
-    supervisor = Supervisor(command, groups, size, up=up, down=down, restarts=restarts)
+    supervisor = Supervisor(launcher, groups, size, up=up, down=down, restarts=restarts)
     server = server_on(router, log_level, max(1, round(drain_seconds)))
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     say(f"{url_of(sock)} in front of {groups * size} replicas, which are starting")

@@ -8,25 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import os
 import signal
-import sys
-import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
 from glm5sdk.core.errors import ContractError, UnavailableError
 from glm5sdk.core.log import get_logger
-from glm5sdk.serve.ready import EP_MEETING, EP_RANK, EP_SIZE, READY_FD
+from glm5sdk.serve.router.launch import Launcher, Member
 
 __all__ = ["Restarts", "Supervisor"]
 
 log = get_logger("serve.router")
-
-_PR_SET_PDEATHSIG = 1
-LONGEST_LINE = 4096
 
 
 @dataclass(frozen=True)
@@ -51,34 +44,28 @@ class Restarts:
 
 
 class Supervisor:
-    """Runs `groups` groups of `size` processes of one command.
-
-    A process says that it serves by writing its URL, and a newline, to the file descriptor that its environment names.
-    """
+    """Runs `groups` groups of `size` processes each, wherever its launcher starts them."""
 
     def __init__(
-        self, command: Sequence[str], groups: int, size: int, *, up: Callable[[str], None],
-        down: Callable[[str], Awaitable[None]], environment: Mapping[str, str] | None = None,
-        restarts: Restarts | None = None,
+        self, launcher: Launcher, groups: int, size: int, *, up: Callable[[str], None],
+        down: Callable[[str], Awaitable[None]], restarts: Restarts | None = None,
     ) -> None:  # fmt: skip
         """Plan.
 
         Args:
-            command: what each process runs.
+            launcher: starts them.
             groups: independent groups.
             size: processes a group.
             up: is told the URL of a process that serves.
             down: is told when it no longer does.
-            environment: of the processes; by default this one's.
             restarts: how to come back.
         """
         if groups < 1 or size < 1:
             raise ContractError(f"supervisor: groups, size are {groups}, {size}, needs at least 1 each")
-        self._command, self._count, self._size = list(command), groups, size
+        self._launcher, self._count, self._size = launcher, groups, size
         self._up, self._down = up, down
-        self._environment = dict(os.environ if environment is None else environment)
         self._restarts = restarts or Restarts()
-        self._alive: dict[int, list[asyncio.subprocess.Process]] = {}
+        self._alive: dict[int, list[Member]] = {}
         self._stopping = False
         self.restarted = 0
 
@@ -128,12 +115,12 @@ class Supervisor:
         """Start a group, serve until one of it ends, end the others. Returns whether it served, and for how long."""
         urls: list[str] = []
         begun = monotonic()
-        with tempfile.TemporaryDirectory(prefix="glm5-group-") as folder:
+        async with self._launcher.group(self._size) as start:
             group = self._alive[number] = []
             ready: list[asyncio.Task[str]] = []
             try:
                 for rank in range(self._size):
-                    process, url = await self._start(rank, folder)
+                    process, url = await start(rank)
                     group.append(process)
                     ready.append(url)
                 ended = [asyncio.create_task(process.wait()) for process in group]
@@ -163,27 +150,7 @@ class Supervisor:
                 await asyncio.gather(*(process.wait() for process in group))
         return bool(urls), monotonic() - begun
 
-    async def _start(self, rank: int, folder: str) -> tuple[asyncio.subprocess.Process, asyncio.Task[str]]:
-        read, write = os.pipe()
-        environment = {**self._environment, READY_FD: str(write)}
-        if self._size > 1:
-            environment |= {EP_RANK: str(rank), EP_SIZE: str(self._size), EP_MEETING: f"file://{folder}/meeting"}
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                env=environment,
-                pass_fds=(write,),
-                preexec_fn=_die_with_parent(),
-                start_new_session=True,
-            )
-        except BaseException:
-            os.close(read)
-            raise
-        finally:
-            os.close(write)
-        return process, asyncio.create_task(_line(read))
-
-    async def _end(self, processes: Sequence[asyncio.subprocess.Process], patience: float) -> None:
+    async def _end(self, processes: Sequence[Member], patience: float) -> None:
         if patience:
             for process in processes:
                 _send(process, signal.SIGTERM)
@@ -195,37 +162,7 @@ class Supervisor:
         await asyncio.gather(*(process.wait() for process in processes))
 
 
-def _send(process: asyncio.subprocess.Process, number: int) -> None:
+def _send(process: Member, number: int) -> None:
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(number)
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    """What a child does first: it asks Linux for SIGKILL when the thread that made it is gone."""
-    if sys.platform != "linux":
-        return None
-    libc, parent = ctypes.CDLL(None), os.getpid()  # loaded here: after the fork there is little that one may do
-
-    def ask() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it went before we could ask
-            os._exit(1)
-
-    return ask
-
-
-async def _line(descriptor: int) -> str:
-    """The first line that comes through a pipe; empty when it is closed before."""
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=LONGEST_LINE)
-    transport, _ = await loop.connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", 0)
-    )
-    try:
-        line = await reader.readline()
-        return line.decode("utf-8", "replace").strip() if line.endswith(b"\n") else ""
-    except ValueError:  # a line without end
-        return ""
-    finally:
-        transport.close()
