@@ -181,31 +181,32 @@ class _Reader:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sequences: int) -> None:
         self.sequences = sequences
-        self._loop, self._left = loop, set(range(sequences))
+        self._loop, self._left = loop, set(range(sequences))  # _left belongs to the engine's thread
         self._arrived: list[Delta] = []
         self._event = asyncio.Event()
+        self._whole = False  # the last delta has arrived, but may not be taken yet
         self.open = True
 
     def put(self, deltas: list[Delta]) -> bool:
         """From the engine's thread. False when nothing more will come, or nobody listens."""
         self._left -= {d.index for d in deltas if d.finish_reason}
         try:
-            self._loop.call_soon_threadsafe(self._arrive, deltas)
+            self._loop.call_soon_threadsafe(self._arrive, deltas, not self._left)
         except RuntimeError:  # the loop is closed
             return False
         return bool(self._left)
 
     async def take(self) -> list[Delta]:
-        """What has arrived since the last call; waits for something. After the last delta `open` is False."""
+        """What has arrived since the last call; waits for something. With the last delta `open` becomes False."""
         await self._event.wait()
         self._event.clear()
         arrived, self._arrived = self._arrived, []
+        self.open = not self._whole
         return arrived
 
-    def _arrive(self, deltas: list[Delta]) -> None:
+    def _arrive(self, deltas: list[Delta], last: bool) -> None:
         self._arrived += deltas
-        if not self._left:
-            self.open = False
+        self._whole = last
         self._event.set()
 
 
