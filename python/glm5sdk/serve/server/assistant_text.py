@@ -5,7 +5,6 @@ from __future__ import annotations
 from glm5sdk.serve.server.conversation import Prepared
 from glm5sdk.serve.server.service import Service
 from glm5sdk.text.output_events import Event, ParsedMessage, ToolCallStarted, message_of
-from glm5sdk.text.output_format import detect_format
 from glm5sdk.text.output_parser import OutputParser
 
 __all__ = ["AssistantText", "parsed"]
@@ -23,10 +22,8 @@ class AssistantText:
     """
 
     def __init__(self, service: Service, prepared: Prepared) -> None:
-        text = service.text
-        form = detect_format(text.template.source, name=text.tool_format)
         # Without tools nothing is a call: what looks like one stays text.
-        self._parser = OutputParser(form, prepared.tools or None, prepared.starts_in_reasoning)
+        self._parser = OutputParser(service.text.format, prepared.tools or None, prepared.starts_in_reasoning)
         self.called = False
 
     def feed(self, text: str) -> list[Event]:

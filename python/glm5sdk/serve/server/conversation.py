@@ -12,6 +12,7 @@ from glm5sdk.serve.params import StructuredOutput
 from glm5sdk.serve.server.errors import ApiError
 from glm5sdk.serve.server.service import Service
 from glm5sdk.serve.server.tool_grammar import tool_grammar
+from glm5sdk.text.call_parser import may_be_name
 from glm5sdk.text.output_format import starts_in_reasoning
 
 __all__ = ["Conversation", "Prepared", "arguments_of", "prepare", "text_of", "unsupported_part"]
@@ -78,6 +79,10 @@ async def prepare(service: Service, talk: Conversation) -> Prepared:
     names = [tool["function"]["name"] for tool in tools]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ApiError(400, f"tools: {twice[0]!r} is described twice, needs names that differ", param="tools")
+    if odd := [name for name in names if not may_be_name(name, (), whole=True)]:
+        raise ApiError(
+            400, f"tools: name is {odd[0]!r:.80}, needs a word without spaces, quotes and brackets", param="tools"
+        )
     forced: list[dict[str, Any]] = []
     if isinstance(talk.tool_choice, Mapping):
         wanted = talk.tool_choice["name"]
@@ -96,7 +101,13 @@ async def prepare(service: Service, talk: Conversation) -> Prepared:
     reasoning = starts_in_reasoning(prompt)
     structured = talk.structured
     if forced:
-        structured = StructuredOutput("grammar", tool_grammar(forced, parallel=talk.parallel))
+        form = service.text.format
+        if not form.tags:
+            raise ApiError(
+                400, "tool_choice: a call was asked for, needs a model whose chat template has tool calls",
+                param="tool_choice", code="unsupported_parameter",
+            )  # fmt: skip
+        structured = StructuredOutput("grammar", tool_grammar(forced, parallel=talk.parallel, newlines=form.newlines))
     if structured is not None and reasoning:
         structured = StructuredOutput(structured.kind, structured.value, after_reasoning=True)
     return Prepared(prompt, await service.text.encode(prompt), tools, reasoning, structured)

@@ -12,6 +12,7 @@ from glm5sdk.core.errors import CheckpointError
 from glm5sdk.core.log import get_logger
 from glm5sdk.text.chat import ChatTemplate
 from glm5sdk.text.generation_config import GenerationConfig
+from glm5sdk.text.output_format import detect_format
 from glm5sdk.text.tokenizer import Tokenizer
 
 __all__ = ["DEFAULT_TEMPLATE", "ModelText"]
@@ -30,7 +31,11 @@ class ModelText:
         tokenizer: of the checkpoint.
         template: for conversations.
         defaults: sampling values for what a request leaves open.
-        tool_format: name of the format of tool calls (see `text.output_parser`); None reads it off the template.
+        tool_format: name of the format of reasoning and tool calls (see `text.output_format`); None reads it off the
+            template.
+
+    Raises:
+        ContractError: there is no such format.
     """
 
     def __init__(
@@ -44,7 +49,7 @@ class ModelText:
         self.tokenizer = tokenizer
         self.template = template
         self.defaults = defaults or GenerationConfig()
-        self.tool_format = tool_format
+        self.format = detect_format(template.source, name=tool_format)
         # Where a tokenizer marks the tags special, leaving special tokens out would hide what the parser needs.
         ids = {tokenizer.token_id(tag) for tag in _TAGS}
         self.tags_are_special = bool(ids & tokenizer.special_ids)

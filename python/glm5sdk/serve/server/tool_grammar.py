@@ -11,7 +11,7 @@ __all__ = ["tool_grammar"]
 _RAW = "raw"
 
 
-def tool_grammar(tools: Sequence[Mapping[str, Any]], *, parallel: bool) -> str:
+def tool_grammar(tools: Sequence[Mapping[str, Any]], *, parallel: bool, newlines: bool = False) -> str:
     """A Lark grammar, as llguidance reads it, of one call or several of the given tools.
 
     String arguments are raw text up to their closing tag, others JSON by their schema. Arguments stand in the order of
@@ -20,23 +20,28 @@ def tool_grammar(tools: Sequence[Mapping[str, Any]], *, parallel: bool) -> str:
     Args:
         tools: in OpenAI's nested form.
         parallel: whether a second call may follow.
+        newlines: whether tags stand on lines of their own, as in the older form of the format.
 
     Returns:
         The grammar's text.
     """
-    rules = [f"start: call{'+' if parallel else ''}", f'{_RAW}[suffix="</arg_value>"]: /(?s:.*)/']
+    line = "\n" if newlines else ""
+    more_calls = f" ({_quoted(line)} call)*" if newlines else "+"
+    rules = [f"start: call{more_calls if parallel else ''}", f'{_RAW}[suffix="</arg_value>"]: /(?s:.*)/']
     calls = []
     for number, tool in enumerate(tools):
         function = tool["function"]
-        body, more = _arguments(function.get("parameters"), f"t{number}")
+        body, more = _arguments(function.get("parameters"), f"t{number}", line)
         rules += more
         calls.append(f"t{number}")
-        rules.append(" ".join([f"t{number}: {_quoted('<tool_call>' + function['name'])}", *body, '"</tool_call>"']))
+        rules.append(
+            " ".join([f"t{number}: {_quoted('<tool_call>' + function['name'] + line)}", *body, '"</tool_call>"'])
+        )
     rules.insert(1, f"call: {' | '.join(calls)}")
     return "\n".join(rules) + "\n"
 
 
-def _arguments(schema: Any, prefix: str) -> tuple[list[str], list[str]]:
+def _arguments(schema: Any, prefix: str, line: str) -> tuple[list[str], list[str]]:
     """The names of a tool's argument rules in order, with ? where they may be absent, and the rules."""
     schema = schema if isinstance(schema, Mapping) else {}
     properties = schema.get("properties")
@@ -45,8 +50,8 @@ def _arguments(schema: Any, prefix: str) -> tuple[list[str], list[str]]:
     body, rules = [], []
     for number, (key, entry) in enumerate((properties if isinstance(properties, Mapping) else {}).items()):
         name = f"{prefix}_a{number}"
-        opening = _quoted(f"<arg_key>{key}</arg_key><arg_value>")
-        rules.append(f"{name}: {opening} {_value(entry, schema)}")
+        opening = _quoted(f"<arg_key>{key}</arg_key>{line}<arg_value>")
+        rules.append(f"{name}: {opening} {_value(entry, schema)}" + (f" {_quoted(line)}" if line else ""))
         body.append(name if key in needed else f"{name}?")
     return body, rules
 
