@@ -27,7 +27,7 @@ BODY = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True,
 def make_engine(seed: int = 0, **config: Any) -> AsyncEngine:
     torch.manual_seed(seed)
     text = make_text()
-    model = Glm5ForCausalLM(preset("tiny", vocab_size=512)).eval()
+    model = Glm5ForCausalLM(preset("tiny", vocab_size=512, max_position_embeddings=4096)).eval()
     settings = {"page_size": 16, "num_pages": 32, "max_model_len": 256, **config}
     return AsyncEngine(Engine(model, text.tokenizer, EngineConfig(**settings)))
 
@@ -123,6 +123,40 @@ def test_other_weights_and_other_geometry_are_refused() -> None:
                 )
                 assert (status, "weights and geometry" in error["error"]["message"]) == (400, True), error
                 assert engine.engine.stats().pages_cached == before
+
+    asyncio.run(run())
+
+
+def test_every_protocol_moves_the_prompt_that_it_runs() -> None:
+    """What an export says of a request's prompt is what the request itself then counts."""
+    turns = [{"role": "user", "content": "What is the weather in Paris today?"}]
+    tool = {"type": "object", "properties": {"city": {"type": "string"}}}
+    requests: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {
+            "messages": turns, "max_tokens": 2,
+            "tools": [{"type": "function", "function": {"name": "weather", "parameters": tool}}],
+        },
+        "/v1/messages": {
+            "messages": turns, "max_tokens": 2, "system": "Be short.",
+            "tools": [{"name": "weather", "input_schema": tool}],
+        },
+        "/v1/responses": {"input": turns, "max_output_tokens": 2, "instructions": "Be short."},
+    }  # fmt: skip
+
+    async def run() -> None:
+        async with servers(make_engine(max_model_len=2048, num_pages=256)) as (a,):
+            for path, request in requests.items():
+                status, told = await post(a, "export", path=path, request=request, prefill=True)
+                assert status == 200, told
+                usage = (await a.post(path, json=request)).json()["usage"]
+                count = usage.get("prompt_tokens") or usage["input_tokens"] + usage.get("cache_read_input_tokens", 0)
+                cached = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+                cached = cached.get("cached_tokens", usage.get("cache_read_input_tokens"))
+                assert (count, cached) == (told["prompt_tokens"], count - 1), (path, usage)
+            status, _ = await post(
+                a, "export", path="/v1/responses", request={"input": "a", "previous_response_id": "r"}
+            )
+            assert status == 400
 
     asyncio.run(run())
 

@@ -69,6 +69,7 @@ def serve(
     prefix_caching: Annotated[bool, typer.Option(help="Share what prompts have in common.")] = True,
     dp: Annotated[int, typer.Option(help="Replicas of the model, a process each, behind one port.", min=1)] = 1,
     ep: Annotated[int, typer.Option(help="Replicas over which the experts are spread; divides --dp.", min=1)] = 1,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Replicas on the machines of a Ray cluster.")] = False,
     access_log: Annotated[bool, typer.Option("--access-log", help="A line for every request.")] = False,
     dtype: Dtype = "auto",
     device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda.")] = "cpu",
@@ -100,10 +101,10 @@ def serve(
         "weight_version": weight_version,
         "enable_prefix_caching": prefix_caching,
     }
-    if dp > 1 or ep > 1:
+    if dp > 1 or ep > 1 or cluster:
         from glm5sdk.cli.serve_many import serve_replicas
 
-        return serve_replicas(Console(), settings, sys.argv[1:], dp, ep, host, port)
+        return serve_replicas(Console(), settings, sys.argv[1:], dp, ep, cluster, device, host, port)
     options = ServeOptions(
         host, port, dtype, device, chat_template, tool_format, access_log, expert_slots, settings, engine
     )

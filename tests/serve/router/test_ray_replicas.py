@@ -53,6 +53,7 @@ async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.full  # four actors start one after another, each a Python of its own
 @pytest.mark.filterwarnings("ignore")  # ray's own
 def test_groups_live_on_actors() -> None:
     from glm5sdk.serve.router.ray_replicas import RayLauncher

@@ -116,6 +116,7 @@ def test_a_replica_that_cannot_start_is_said() -> None:
 
 
 def test_commands_of_replicas() -> None:
-    typed = ["serve", "m", "--dp", "4", "--ep=2", "--port=80", "--host", "::", "--api-key", "k", "--max-num-seqs", "3"]
+    typed = ["serve", "m", "--dp", "4", "--ep=2", "--port=80", "--host", "::", "--api-key", "k", "--max-num-seqs", "3",
+             "--cluster"]  # fmt: skip
     made = replica_command(typed)
     assert made[1:] == ["-m", "glm5sdk.cli", "serve", "m", "--max-num-seqs", "3", "--host", "127.0.0.1", "--port", "0"]

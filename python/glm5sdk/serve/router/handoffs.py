@@ -26,7 +26,7 @@ __all__ = ["Handoffs"]
 
 log = get_logger("serve.router")
 
-MOVABLE = ("/v1/chat/completions", "/v1/completions")
+MOVABLE = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 ENOUGH = 0.9  # a replica that has so much of a prompt already is sent nothing
 
 
@@ -82,7 +82,7 @@ class Handoffs:
 
     def _plan(self, request: RoutedRequest, choice: Choice, target: Replica) -> _Plan | None:
         here = choice.matched.get(target.url, 0.0)
-        if request.path not in MOVABLE or not choice.chain or here >= ENOUGH:
+        if request.path not in MOVABLE or request.response_id or not choice.chain or here >= ENOUGH:
             return None
         ttl = self._settings.lease_ttl
         owner = choice.owner

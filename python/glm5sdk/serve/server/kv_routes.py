@@ -18,13 +18,15 @@ from starlette.responses import Response, StreamingResponse
 from glm5sdk.core.errors import UnavailableError
 from glm5sdk.serve.params import SamplingParams
 from glm5sdk.serve.router.replicas import replica_url
+from glm5sdk.serve.server import anthropic_request, chat_request, responses_request
+from glm5sdk.serve.server.anthropic_fields import MessagesRequest
 from glm5sdk.serve.server.chat_fields import ChatRequest
-from glm5sdk.serve.server.chat_request import conversation_of
 from glm5sdk.serve.server.completion_fields import CompletionRequest, prompts_of
 from glm5sdk.serve.server.conversation import prepare
 from glm5sdk.serve.server.errors import ApiError
 from glm5sdk.serve.server.generation import Job, collect
 from glm5sdk.serve.server.json_body import parse_json, read_json
+from glm5sdk.serve.server.responses_fields import ResponsesRequest
 from glm5sdk.serve.server.service import Service, new_id
 from glm5sdk.serve.transfer import Packer, Part, Prefix, Receiver, Refused
 
@@ -163,10 +165,7 @@ async def _prompt(service: Service, body: ExportRequest) -> tuple[list[int], str
     if body.token_ids is not None:
         return body.token_ids, body.cache_salt
     coded, depth = msgspec.json.encode(body.request or {}), service.settings.max_json_depth
-    if body.path == "/v1/chat/completions":
-        chat = parse_json(coded, ChatRequest, depth)
-        _need_plain_model(service, chat.model)
-        return (await prepare(service, conversation_of(chat))).token_ids, chat.cache_salt or ""
+    talk, model, salt = None, None, ""
     if body.path == "/v1/completions":
         completion = parse_json(coded, CompletionRequest, depth)
         _need_plain_model(service, completion.model)
@@ -174,8 +173,22 @@ async def _prompt(service: Service, body: ExportRequest) -> tuple[list[int], str
         if len(prompts) != 1:
             raise ApiError(400, f"prompt: holds {len(prompts)} prompts, needs one to move it", param="prompt")
         return prompts[0][1], completion.cache_salt or ""
-    raise ApiError(400, f"path: is {body.path!r}, needs /v1/chat/completions, /v1/completions, or token_ids",
-                   param="path")  # fmt: skip
+    if body.path == "/v1/chat/completions":
+        chat = parse_json(coded, ChatRequest, depth)
+        talk, model, salt = chat_request.conversation_of(chat), chat.model, chat.cache_salt or ""
+    elif body.path == "/v1/messages":
+        messages = parse_json(coded, MessagesRequest, depth)
+        talk, model, salt = anthropic_request.conversation_of(messages), messages.model, messages.cache_salt or ""
+    elif body.path == "/v1/responses":
+        asked = parse_json(coded, ResponsesRequest, depth)
+        if asked.previous_response_id is not None:
+            raise ApiError(400, "previous_response_id: is given, needs a prompt that is whole", param="request")
+        talk = responses_request.conversation_of(asked, responses_request.messages_of(asked))
+        model, salt = asked.model, asked.cache_salt or ""
+    if talk is None:
+        raise ApiError(400, f"path: is {body.path!r}, needs a route that answers prompts, or token_ids", param="path")
+    _need_plain_model(service, model)
+    return (await prepare(service, talk)).token_ids, salt
 
 
 def _need_plain_model(service: Service, model: str | None) -> None:
