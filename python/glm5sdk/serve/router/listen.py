@@ -7,6 +7,7 @@ from types import FrameType
 from typing import Any
 
 from glm5sdk.core.errors import UnavailableError
+from glm5sdk.serve.bounded_heads import http_protocol
 
 __all__ = ["listen", "server_on", "url_of"]
 
@@ -48,8 +49,9 @@ def server_on(app: Any, log_level: str, drain: int) -> Any:
     except ImportError as error:
         raise UnavailableError('router: uvicorn is missing; pip install "glm5sdk[serve]"') from error
     config = uvicorn.Config(
-        app, log_level=log_level, access_log=False, server_header=False, lifespan="on", timeout_graceful_shutdown=drain
-    )
+        app, log_level=log_level, access_log=False, server_header=False, lifespan="on", ws="none",
+        timeout_graceful_shutdown=drain, http=http_protocol(),
+    )  # fmt: skip
 
     class Server(uvicorn.Server):
         """The first signal drains, the second ends; a server that has drained ends with status 0."""

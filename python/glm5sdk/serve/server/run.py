@@ -10,6 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from glm5sdk.core.log import get_logger
+from glm5sdk.serve.bounded_heads import http_protocol
 from glm5sdk.serve.ready import announce
 from glm5sdk.serve.router.listen import url_of
 from glm5sdk.serve.server.service import Service
@@ -82,6 +83,6 @@ def serve(app: FastAPI, *, host: str, port: int, log_level: str = "info", access
     """
     config = uvicorn.Config(
         app, host=host, port=port, log_level=log_level, access_log=access_log, server_header=False, ws="none",
-        lifespan="off", timeout_graceful_shutdown=1, timeout_keep_alive=30,
+        http=http_protocol(), lifespan="off", timeout_graceful_shutdown=1, timeout_keep_alive=30,
     )  # fmt: skip
     DrainingServer(config, app.state.service).run()
