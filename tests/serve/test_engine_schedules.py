@@ -246,3 +246,13 @@ def test_a_prefix_hit_is_counted_and_changes_no_bit():
     while engine.has_work():
         take_step(engine, results)
     assert results["c", 0].cached_tokens == 0 and results["c", 0].token_ids == cold.token_ids
+
+
+def test_sequences_of_one_request_read_its_prompt_once():
+    prompt = list(range(3, 35))
+    params = SamplingParams(n=8, max_tokens=4, temperature=1.0, seed=1, ignore_eos=True)
+    engine = make_engine(page_size=4, max_num_batched_tokens=16)
+    results = run(engine, {"a": (prompt, params)})
+    # All but the last page of the prompt: its last token is computed for each.
+    assert [results["a", i].cached_tokens for i in range(8)] == [0] + [28] * 7
+    assert [results["a", i].token_ids for i in range(8)] == [alone(prompt, params, index=i) for i in range(8)]

@@ -92,7 +92,7 @@ class Intake:
         limit = self.max_model_len
         if params.max_tokens is not None:
             limit = min(limit, len(tokens) + params.max_tokens)
-        return [
+        sequences = [
             Sequence(
                 request_id=request_id,
                 index=index,
@@ -117,6 +117,9 @@ class Intake:
             )
             for index in range(params.n)
         ]
+        for follower in sequences[1:]:
+            follower.leader = sequences[0]
+        return sequences
 
     def _check_room(self, length: int, params: SamplingParams) -> None:
         if length >= self.max_model_len:

@@ -191,9 +191,13 @@ class Scheduler:
     def _admit(self, now: float) -> list[Sequence]:
         """Sequences that may start, in order."""
         room = self.config.max_num_seqs - len(self.running)
-        if not self.ready and room > 0:
+        if room > 0 and all(map(self._waits_for_leader, self.ready)):
             self.ready.extend(self.admission.take(now, room, idle=not self.running))
-        return sorted(self.ready, key=self.policy.rank)[: max(0, room)]
+        able = [s for s in self.ready if not self._waits_for_leader(s)]
+        return sorted(able, key=self.policy.rank)[: max(0, room)]
+
+    def _waits_for_leader(self, sequence: Sequence) -> bool:
+        return self.cache is not None and sequence.current and sequence.waits_for_leader
 
     def _start(self, sequence: Sequence, budget: int, works: list[Work]) -> Work | None:
         """First rows of a sequence, after what the prefix cache knows of it; None when there is no room yet."""

@@ -33,6 +33,7 @@ class Sequence:
         view: weights it was admitted with.
         current: those are still the ones that new requests get, so that its prefix is of use to them.
         started: when its first step was planned.
+        leader: the first of the request's n sequences, for the others, which share what it has read.
         guide: matcher of structured output, or None.
         text: of the continuation.
         pages: of the cache, in order.
@@ -61,6 +62,7 @@ class Sequence:
     priority: int = 0
     arrival: float = 0.0
     guide: Guide | None = None
+    leader: Sequence | None = None
     current: bool = True
     started: float | None = None
     prompt_len: int = field(init=False)
@@ -83,6 +85,12 @@ class Sequence:
     def __post_init__(self) -> None:
         self.prompt_len = len(self.tokens)
         self.emitted = self.prompt_len
+
+    @property
+    def waits_for_leader(self) -> bool:
+        """Whether the first sequence of its request is still reading the prompt that both have."""
+        leader = self.leader
+        return leader is not None and not leader.finished and leader.computed < leader.prompt_len
 
     @property
     def prompt_tokens(self) -> int:
