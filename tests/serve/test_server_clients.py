@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -159,16 +160,18 @@ def test_litellm(server: tuple[str, Bench]) -> None:
     assert claude.choices[0].message.content == "Hello 0"
     with pytest.raises(litellm.BadRequestError):
         litellm.completion(model="openai/tiny", messages=HI, temperature=-3, **common)
+    litellm.in_memory_llm_clients_cache.flush_cache()
+    gc.collect()  # it leaves its sockets open; their warnings belong to this test
 
 
 def test_schemathesis_finds_nothing(server: tuple[str, Bench], tmp_path: Path) -> None:
     """Requests made from the OpenAPI document: what it says of statuses, media types and errors is true."""
     pytest.importorskip("schemathesis")
     command = [
-        sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()",
+        sys.executable, "-m", "schemathesis.cli",
         "run", f"{server[0]}/openapi.json", "--no-color",
         "--header", "Authorization: Bearer secret", "--exclude-path-regex", "^/(admin|metrics)",
-        "--phases", "coverage,fuzzing", "--max-examples", "8", "--seed", "1", "--checks",
+        "--phases", "coverage,fuzzing", "--max-examples", "5", "--seed", "1", "--checks",
         "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
         "negative_data_rejection,unsupported_method,ignored_auth",
     ]  # fmt: skip
