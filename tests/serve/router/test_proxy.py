@@ -252,6 +252,13 @@ def test_the_fleet_is_administered() -> None:
             assert (await client.post("/admin/undrain", json={"replica": urls[0]})).json()["draining"] is False
             told = await client.post("/admin/pause", json={"now": 1})
             assert {a["body"]["done"] for a in told.json()["replicas"].values()} == {'{"now":1}'}
+            long = {"prompt": "x" * 1000}
+            await client.post("/v1/completions", json=long)
+            first.model = "adapter"
+            assert len(router.chooser.prefixes) > 0
+            assert (await client.post("/admin/update_weights", json={})).status_code == 200
+            assert len(router.chooser.prefixes) == 0
+            await until(lambda: router.fleet.need(urls[0]).serves("adapter"))
             second.mode = {"admin": 500}
             assert (await client.post("/admin/resume")).status_code == 502
             assert (await client.request("DELETE", "/admin/replicas", json={"replica": url})).status_code == 200
