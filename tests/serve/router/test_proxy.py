@@ -227,6 +227,47 @@ def test_keys_and_sizes() -> None:
     asyncio.run(run())
 
 
+def test_hostile_requests_are_answered() -> None:
+    """Raw bytes on the wire: each gets an answer that is no 5xx of the router's making, and the router lives on."""
+    deep = b"[" * 900 + b"]" * 900
+    bodies = [
+        b"\xff\xfe", b'{"user": "\\ud800"}', b'{"messages": ' + deep + b"}", b'{"prompt": 1e999, "max_tokens": 1}',
+        b'{"prompt": [1, 2], "max_tokens": 1, "user": ' + b"9" * 5000 + b"}", b"NaN", b"null", b"",
+    ]  # fmt: skip
+
+    async def raw(port: int, head: bytes, body: bytes = b"", close: bool = False) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head + b"\r\nhost: x\r\nconnection: close\r\n\r\n" + body)
+        try:
+            return (await reader.read()).partition(b"\r\n")[0]
+        finally:
+            writer.close()
+
+    async def run() -> None:
+        replica = FakeReplica()
+        async with routed(replica, body_timeout=0.5) as (client, _, _):
+            port = client.base_url.port
+            assert port is not None
+            for body in bodies:
+                head = b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d" % len(body)
+                status = await raw(port, head, body)
+                assert b" 200 " in status or b" 500 " in status, (body[:40], status)  # 500: the fake's own word
+                assert len(replica.headers) < 100
+            waiting = await raw(port, b"POST /v1/completions HTTP/1.1\r\ncontent-length: 10", b"{")
+            assert b" 408 " in waiting
+            for target in (
+                b"http://127.0.0.1:1/v1/x",
+                b"//127.0.0.1:1/v1/x",
+                b"/v1/" + b"a" * 70_000,
+                b"/v1/%2e%2e/admin",
+            ):
+                status = await raw(port, b"GET " + target + b" HTTP/1.1")
+                assert b" 40" in status or b" 41" in status, (target[:40], status)
+            assert (await client.post("/v1/completions", json={"prompt": "a"})).status_code == 200
+
+    asyncio.run(run())
+
+
 def test_the_fleet_is_administered() -> None:
     async def run() -> None:
         first, second = FakeReplica("0"), FakeReplica("1")
@@ -252,6 +293,13 @@ def test_the_fleet_is_administered() -> None:
             assert (await client.post("/admin/undrain", json={"replica": urls[0]})).json()["draining"] is False
             told = await client.post("/admin/pause", json={"now": 1})
             assert {a["body"]["done"] for a in told.json()["replicas"].values()} == {'{"now":1}'}
+            long = {"prompt": "x" * 1000}
+            await client.post("/v1/completions", json=long)
+            first.model = "adapter"
+            assert len(router.chooser.prefixes) > 0
+            assert (await client.post("/admin/update_weights", json={})).status_code == 200
+            assert len(router.chooser.prefixes) == 0
+            await until(lambda: router.fleet.need(urls[0]).serves("adapter"))
             second.mode = {"admin": 500}
             assert (await client.post("/admin/resume")).status_code == 502
             assert (await client.request("DELETE", "/admin/replicas", json={"replica": url})).status_code == 200

@@ -14,6 +14,7 @@ from glm5sdk.serve.router.replicas import Replica
 __all__ = ["admin_routes", "fan_out", "json_answer"]
 
 POLL = 0.05
+LOSES_CACHE = ("update_weights", "swap_experts")
 
 
 def json_answer(content: Any, status: int = 200) -> Any:
@@ -95,6 +96,10 @@ def admin_routes(router: Any) -> list[Any]:
         body = await _raw(request, router.settings.max_body_bytes)
         everyone = [*router.fleet, *router.prefill_fleet]
         answers = await fan_out(router.client, everyone, request.method, target, headers, body)
+        for replica in router.fleet:
+            if request.path_params["command"] in LOSES_CACHE:
+                router.chooser.prefixes.forget(replica.url)
+            router.watcher.suspect(replica)  # its list of models may be another one
         good = all(answer.get("status") == 200 for answer in answers.values())
         return json_answer({"replicas": answers}, 200 if good else 502)
 

@@ -7,9 +7,18 @@ from typing import Any
 
 __all__ = ["RouteError", "error_body", "error_event"]
 
-TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-         405: "invalid_request_error", 413: "request_too_large", 429: "rate_limit_error", 502: "api_error",
-         503: "overloaded_error", 504: "timeout_error"}  # fmt: skip
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    502: "api_error",
+    503: "overloaded_error",
+}
 
 
 @dataclass

@@ -78,7 +78,11 @@ class Proxy:
                 need_key(headers, self._settings.api_keys)
             if any(part in (".", "..") for part in path.split("/")):
                 raise RouteError(400, "the path has dot segments", "bad_path")
-            raw = await self._body(receive, headers)
+            try:
+                async with asyncio.timeout(self._settings.body_timeout):
+                    raw = await self._body(receive, headers)
+            except TimeoutError:
+                raise RouteError(408, "the body took too long to arrive", "body_timeout") from None
             if raw is None:
                 return
             request = read_request(path, headers, raw)
@@ -173,6 +177,8 @@ class Proxy:
             self._chooser.sent(choice, replica)
             try:
                 answer = await self._client.send(self._outgoing(scope, replica, raw), stream=True)
+            except httpx.InvalidURL as error:
+                raise RouteError(400, f"the path is no path: {error}", "bad_path") from error
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 self._watcher.unreachable(replica, f"{type(error).__name__}: {error}")
                 return _Refusal("connect")

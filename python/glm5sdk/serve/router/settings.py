@@ -24,6 +24,7 @@ class RouterSettings:
         affinity: weights of the choice.
         health: rules of the checks.
         max_body_bytes: of a request.
+        body_timeout: seconds that a request's body may take to arrive.
         max_in_flight: requests on one replica; at the bound of all, new ones get 429.
         max_retries: other replicas that one request may try.
         connect_timeout, read_timeout: seconds; the second is between two pieces of an answer.
@@ -40,6 +41,7 @@ class RouterSettings:
     affinity: Affinity = field(default_factory=Affinity)
     health: HealthRules = field(default_factory=HealthRules)
     max_body_bytes: int = 32 * 2**20
+    body_timeout: float = 60.0
     max_in_flight: int = 1024
     max_retries: int = 3
     connect_timeout: float = 5.0
@@ -62,7 +64,14 @@ class RouterSettings:
                 raise ContractError(f"router: {name} is {getattr(self, name)}, needs at least 1")
         if self.max_retries < 0:
             raise ContractError(f"router: max_retries is {self.max_retries}, needs at least 0")
-        for name in ("connect_timeout", "read_timeout", "handoff_timeout", "prefill_timeout", "lease_ttl"):
+        for name in (
+            "body_timeout",
+            "connect_timeout",
+            "read_timeout",
+            "handoff_timeout",
+            "prefill_timeout",
+            "lease_ttl",
+        ):
             if not 0.0 < getattr(self, name) < float("inf"):
                 raise ContractError(f"router: {name} is {getattr(self, name)}, needs seconds over 0")
         if any(not key for key in (*self.api_keys, "x" if self.admin_key is None else self.admin_key)):
