@@ -84,10 +84,11 @@ def test_the_best_tokens_are_the_models_and_ties_go_to_the_lower_id():
 
 def test_a_reported_seed_draws_the_same_again():
     engine = make_engine()
-    first = run(engine, {"a": (PROMPT, SamplingParams(max_tokens=8, n=2))})
+    first = run(engine, {"a": (PROMPT, SamplingParams(max_tokens=8, n=2, ignore_eos=True))})
+    assert engine.stats().finished == 1  # both sequences end in one step
     assert first["a", 1].seed == first["a", 0].seed + 1
     for index in range(2):
-        params = SamplingParams(max_tokens=8, seed=first["a", index].seed)
+        params = SamplingParams(max_tokens=8, seed=first["a", index].seed, ignore_eos=True)
         assert run(engine, {"b": (PROMPT, params)})["b", 0].token_ids == first["a", index].token_ids
     second = run(engine, {"a": (PROMPT, SamplingParams(max_tokens=8))})
     assert second["a", 0].seed != first["a", 0].seed

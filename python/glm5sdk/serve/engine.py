@@ -235,8 +235,10 @@ class Engine:
         for sequence in news:
             self._emit(sequence)
         for request_id in {sequence.request_id for sequence in news if sequence.finished}:
-            if all(sequence.finished for sequence in self._alive.get(request_id, ())):
-                self._alive.pop(request_id, None)
+            sequences = self._alive.get(request_id, [])
+            if sequences and all(sequence.finished for sequence in sequences):
+                del self._alive[request_id]
+                self._totals.finished += not any(sequence.error for sequence in sequences)
         deltas, self._deltas = self._deltas, []
         return deltas
 
@@ -368,8 +370,6 @@ class Engine:
             self._totals.prompt_tokens += sequence.prompt_len
             self._totals.cached_tokens += sequence.cached or 0
         self._totals.generated_tokens += len(delta.token_ids)
-        if delta.finish_reason and all(s.finished for s in self._alive[sequence.request_id]):
-            self._totals.finished += 1
         self._deltas.append(delta)
 
     def _check_queue(self, tokens: int, count: int) -> None:
