@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 pytest.importorskip("httptools")
-uvicorn = pytest.importorskip("uvicorn")
+pytest.importorskip("uvicorn")
 
+import uvicorn
 from live_server import until
 
 from glm5sdk.serve import bounded_heads
