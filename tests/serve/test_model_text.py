@@ -85,7 +85,7 @@ def test_the_grammar_allows_what_the_format_writes(form: str, arguments: dict[st
     line = "\n" if form == "glm45" else ""
     structured = StructuredOutput("grammar", tool_grammar([TOOL], parallel=True, newlines=form == "glm45"))
     for text, fits in (
-        (call, True), (f"{call}{line}{call}", True), (call.replace("weather", "wether"), False),
+        (call, True), (f"{call}{line}{call}", True), (call.replace("weather", "climate"), False),
         (call.replace("city", "town"), False), (f" {call}", False), (f"{call} and so on", False),
     ):  # fmt: skip
         guide = compile_guide(structured, tokenizer, tokenizer.vocab_size, tokenizer.stop_ids)

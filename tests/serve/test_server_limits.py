@@ -262,6 +262,21 @@ def test_metrics() -> None:
     assert found["glm5_weight_version_info[version=w1]"] == 1
 
 
+def test_every_answer_says_which_weights_are_there() -> None:
+    bench = Bench("</think>x", api_keys=("k",))
+    bench.engine.numbers.weight_version = "w\u00f62\r\nx: y"
+    for answer in (
+        bench.get("/health"),
+        bench.get("/nope"),
+        bench.chat(),
+        bench.get("/v1/models", **{"x-api-key": "k"}),
+    ):
+        assert answer.headers["x-glm5-weight-version"] == "w?2??x: y"
+    answer = bench.post("/v1/completions", {"prompt": "a", "request_id": "\u00fc"}, **{"x-api-key": "k"})
+    assert answer.headers.get_list("x-glm5-weight-version") == ["w?2??x: y"]
+    assert answer.headers["x-request-id"] == "cmpl-?" and answer.json()["id"] == "cmpl-\u00fc"
+
+
 def test_origins_are_closed_unless_named() -> None:
     origin = {"origin": "https://a.example"}
     assert "access-control-allow-origin" not in Bench("</think>x").get("/health", **origin).headers

@@ -10,11 +10,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from glm5sdk.core.log import get_logger
 from glm5sdk.serve.server.auth import OPEN_PATHS, Keys
 from glm5sdk.serve.server.errors import ApiError, as_api_error, error_response
+from glm5sdk.serve.server.generation import header_text
 from glm5sdk.serve.server.service import Service
 
 __all__ = ["Gate"]
 
 log = get_logger("serve")
+VERSION_HEADER = b"x-glm5-weight-version"
 
 
 class Gate:
@@ -41,6 +43,9 @@ class Gate:
             nonlocal status, begun
             if message["type"] == "http.response.start":
                 status, begun = message["status"], True
+                if not any(name == VERSION_HEADER for name, _ in message["headers"]):  # nothing was generated
+                    current = header_text(self._service.engine.stats().weight_version)
+                    message = {**message, "headers": [*message["headers"], (VERSION_HEADER, current.encode())]}
             await send(message)
 
         self._service.in_flight += 1

@@ -15,7 +15,7 @@ from glm5sdk.serve.params import SamplingParams
 from glm5sdk.serve.server.errors import ApiError
 from glm5sdk.serve.server.service import Service
 
-__all__ = ["Job", "PrimedDeltas", "collect", "deltas", "headers_of", "primed", "usage_of"]
+__all__ = ["Job", "PrimedDeltas", "collect", "deltas", "header_text", "headers_of", "primed", "usage_of"]
 
 
 @dataclass(frozen=True)
@@ -252,8 +252,9 @@ def usage_of(prompt: int, cached: int, made: int) -> dict[str, Any]:
 
 def headers_of(version: str, request_id: str) -> dict[str, str]:
     """Headers that every answer with generated text carries."""
-    return {"x-glm5-weight-version": _header(version), "x-request-id": _header(request_id)}
+    return {"x-glm5-weight-version": header_text(version), "x-request-id": header_text(request_id)}
 
 
-def _header(text: str) -> str:
+def header_text(text: str) -> str:
+    """A text as a header may carry it: printable ASCII, the rest as question marks."""
     return "".join(c if 32 <= ord(c) < 127 else "?" for c in text)
