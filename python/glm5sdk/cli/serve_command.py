@@ -65,7 +65,10 @@ def serve(
         Optional[int],  # noqa: UP045
         typer.Option(help="Experts a layer keeps in memory, the others stay on disk; by default all."),
     ] = None,
-    weight_version: Annotated[str, typer.Option(help="Name of the weights at the start, in every answer.")] = "default",
+    weight_version: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Name of the weights at the start, in every answer; by default made from their contents."),
+    ] = None,
     prefix_caching: Annotated[bool, typer.Option(help="Share what prompts have in common.")] = True,
     dp: Annotated[int, typer.Option(help="Replicas of the model, a process each, behind one port.", min=1)] = 1,
     ep: Annotated[int, typer.Option(help="Replicas over which the experts are spread; divides --dp.", min=1)] = 1,

@@ -48,7 +48,8 @@ class EngineConfig:
         speculative_method: "exact" (a draft is accepted iff it equals the target's own draw: the tokens are the same
             as without) or "rejection" (the classic rule: the same distribution, other tokens).
         share_draft_indices: later draft steps reuse the first one's selected keys; None follows the model's config.
-        weight_version: name of the weights that the model has at the start.
+        weight_version: name of the weights that the model has at the start; None takes the checkpoint's fingerprint, or
+            "default" for a model that was given loaded.
         max_queued_requests, max_queued_tokens: what may wait; more is refused. None is no limit.
     """
 
@@ -65,7 +66,7 @@ class EngineConfig:
     speculative_tokens: int = 0
     speculative_method: str = "exact"
     share_draft_indices: bool | None = None
-    weight_version: str = "default"
+    weight_version: str | None = None
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None
 

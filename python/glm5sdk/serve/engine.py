@@ -94,7 +94,7 @@ class Engine:
             rejection = c.speculative_method == "rejection"
             drafter = Drafter(model, self.pools, c.speculative_tokens, share, lockstep is not None, rejection)
         self.runner = ModelRunner(model, self.pools, drafter, lockstep)
-        self.weights = Weights(model, c.weight_version)
+        self.weights = Weights(model, c.weight_version or "default")
         self.runner.installed = self.weights.base
         admission = FirstCome() if admission is None else admission  # an empty queue is false
         self.scheduler = Scheduler(c, self.pages, cache, admission, policy or DecodeFirst(), model.device)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 
 from glm5sdk.core.errors import ContractError
+from glm5sdk.models.glm5.fingerprint import fingerprint
 from glm5sdk.models.glm5.model import Glm5ForCausalLM
 from glm5sdk.parallel import join_processes, make_mesh
 from glm5sdk.serve.admission import AdmissionPolicy
@@ -62,9 +63,11 @@ def load_engine(
         CheckpointError: the checkpoint is damaged. ContractError: a setting does not fit.
         CapacityError: the cache does not fit into memory.
     """
-    folder = Path(path)
+    folder, config = Path(path), config or EngineConfig()
     if tokenizer is None and (folder / "tokenizer.json").exists():
         tokenizer = Tokenizer.from_pretrained(folder)
+    if config.weight_version is None:
+        config = replace(config, weight_version=fingerprint(folder))
     if spread is None:
         model = Glm5ForCausalLM.from_pretrained(folder, dtype=dtype, device=device, expert_slots=expert_slots)
         return Engine(model, tokenizer, config, admission=admission)
