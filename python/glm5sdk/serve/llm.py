@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from os import PathLike
 from pathlib import Path
@@ -14,7 +14,7 @@ from glm5sdk.serve.admission import AdmissionPolicy
 from glm5sdk.serve.config import EngineConfig
 from glm5sdk.serve.engine import Engine
 from glm5sdk.serve.load import load_engine
-from glm5sdk.serve.outputs import CompletionOutput, Delta, RequestOutput
+from glm5sdk.serve.outputs import RequestOutput
 from glm5sdk.serve.params import SamplingParams
 from glm5sdk.text.chat import ChatTemplate
 from glm5sdk.text.tokenizer import Tokenizer
@@ -98,6 +98,7 @@ class LLM:
 
         Raises:
             ContractError, CapacityError: a prompt can never run; nothing was run.
+            RuntimeError: a request failed while it ran; says how many did and why the first.
         """
         texts = _several(prompts)
         settings = [params or SamplingParams()] * len(texts) if not isinstance(params, Sequence) else list(params)
@@ -110,15 +111,14 @@ class LLM:
             for name, ids, setting in zip(names, tokens, settings, strict=True):
                 self.engine.add(name, ids, setting, cache_salt=cache_salt, adapter=adapter)
                 added.append(name)
-            finished = self._run(names)
+            return self._run(
+                RequestOutput.begun(name, text if isinstance(text, str) else None, ids, setting.n)
+                for name, text, ids, setting in zip(names, texts, tokens, settings, strict=True)
+            )
         except BaseException:
             for name in added:
                 self.engine.abort(name)
             raise
-        return [
-            finished[name].output(text if isinstance(text, str) else None, ids)
-            for name, text, ids in zip(names, texts, tokens, strict=True)
-        ]
 
     def chat(
         self,
@@ -136,6 +136,10 @@ class LLM:
         text = self._template.render(messages, tools=tools, add_generation_prompt=True, **variables)
         return self.generate(text, params)[0]
 
+    def control(self, command: str, **arguments: Any) -> Any:
+        """Run one of the engine's commands, `update_weights` or `load_adapter` for example; see docs/serving.md."""
+        return self.engine.control.run(command, arguments)
+
     def shutdown(self) -> None:
         """End the engine; what runs is aborted."""
         self.engine.close()
@@ -147,53 +151,21 @@ class LLM:
             raise ContractError("LLM: prompt is a text and there is no tokenizer, needs token ids")
         return self.tokenizer.encode(prompt)
 
-    def _run(self, names: Sequence[str]) -> dict[str, _Collected]:
-        found = {name: _Collected(name) for name in names}
-        alive = set(names)
+    def _run(self, requests: Iterable[RequestOutput]) -> list[RequestOutput]:
+        found = {request.request_id: request for request in requests}
+        alive, errors = set(found), []
         while alive:
             deltas = self.engine.step()
             for delta in deltas:
                 if delta.request_id in found:
                     found[delta.request_id].add(delta)
+                    errors += [f"request {delta.request_id} failed: {delta.error}"] * (delta.error is not None)
             alive -= {d.request_id for d in deltas if d.finish_reason and not self.engine.knows(d.request_id)}
             if not deltas:
                 self.engine.wait()
-        for collected in found.values():
-            collected.raise_error()
-        return found
-
-
-class _Collected:
-    """Deltas of one request, put together."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.outputs: dict[int, CompletionOutput] = {}
-        self.prompt_logprobs: list[Any] | None = None
-        self.cached_tokens = 0
-        self.error: str | None = None
-
-    def add(self, delta: Delta) -> None:
-        """Take in a delta."""
-        out = self.outputs.setdefault(delta.index, CompletionOutput(delta.index))
-        out.text += delta.text
-        out.token_ids += delta.token_ids
-        if delta.logprobs is not None:
-            out.logprobs = [*(out.logprobs or []), *delta.logprobs]
-        if delta.prompt_logprobs is not None:
-            self.prompt_logprobs = delta.prompt_logprobs
-        out.finish_reason, out.stop_reason = delta.finish_reason, delta.stop_reason
-        out.weight_version, out.seed = delta.weight_version, delta.seed
-        self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
-        self.error = delta.error or self.error
-
-    def raise_error(self) -> None:
-        if self.error is not None:
-            raise RuntimeError(f"LLM: request {self.name} failed: {self.error}")
-
-    def output(self, prompt: str | None, prompt_token_ids: list[int]) -> RequestOutput:
-        outputs = [self.outputs[index] for index in sorted(self.outputs)]
-        return RequestOutput(self.name, prompt, prompt_token_ids, self.prompt_logprobs, outputs, self.cached_tokens)
+        if errors:
+            raise RuntimeError(f"LLM: {errors[0]}" + (f" (and {len(errors) - 1} more)" if errors[1:] else ""))
+        return list(found.values())
 
 
 def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

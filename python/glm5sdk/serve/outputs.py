@@ -96,3 +96,22 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprob | None] | None
     outputs: list[CompletionOutput]
     cached_tokens: int = 0
+
+    @classmethod
+    def begun(cls, request_id: str, prompt: str | None, prompt_token_ids: list[int], sequences: int) -> RequestOutput:
+        """One whose deltas are still to come."""
+        return cls(request_id, prompt, prompt_token_ids, None, [CompletionOutput(i) for i in range(sequences)])
+
+    def add(self, delta: Delta) -> None:
+        """Take in a delta of this request."""
+        output = self.outputs[delta.index]
+        output.text += delta.text
+        output.token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            output.logprobs = (output.logprobs or []) + delta.logprobs
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
+        if delta.finish_reason is not None:
+            output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
+        output.weight_version, output.seed = delta.weight_version, delta.seed
+        self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)

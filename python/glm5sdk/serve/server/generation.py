@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from glm5sdk.serve.interface import OverloadedError
-from glm5sdk.serve.outputs import CompletionOutput, Delta, RequestOutput
+from glm5sdk.serve.outputs import Delta, RequestOutput
 from glm5sdk.serve.params import SamplingParams
 from glm5sdk.serve.server.errors import ApiError
 from glm5sdk.serve.server.service import Service
@@ -177,25 +177,10 @@ async def collect(service: Service, answer_id: str, jobs: Sequence[Job]) -> list
     Raises:
         As `deltas`.
     """
-    outputs = [
-        RequestOutput(
-            answer_id, job.prompt, job.prompt_token_ids, None, [CompletionOutput(i) for i in range(job.params.n)]
-        )
-        for job in jobs
-    ]
+    outputs = [RequestOutput.begun(answer_id, job.prompt, job.prompt_token_ids, job.params.n) for job in jobs]
     async with aclosing(deltas(service, answer_id, jobs)) as source:
         async for index, delta in source:
-            request, output = outputs[index], outputs[index].outputs[delta.index]
-            output.text += delta.text
-            output.token_ids += delta.token_ids
-            if delta.logprobs is not None:
-                output.logprobs = (output.logprobs or []) + delta.logprobs
-            if delta.prompt_logprobs is not None:
-                request.prompt_logprobs = delta.prompt_logprobs
-            output.finish_reason = delta.finish_reason or output.finish_reason
-            output.stop_reason = delta.stop_reason if delta.finish_reason else output.stop_reason
-            output.weight_version, output.seed = delta.weight_version, delta.seed
-            request.cached_tokens = max(request.cached_tokens, delta.cached_tokens)
+            outputs[index].add(delta)
     return outputs
 
 
