@@ -17,6 +17,7 @@ __all__ = ["ApiError", "as_api_error", "error_event", "error_response", "speaks_
 
 log = get_logger("serve")
 
+MAX_MESSAGE = 1000  # characters: what a client sent may be part of it
 # How SamplingParams names a field that is wrong.
 _FIELD = re.compile(r"sampling params: (\w+) ")
 
@@ -62,7 +63,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = message if len(message) <= MAX_MESSAGE else f"{message[:500]} ... {message[-400:]}"
         self.param = param
         self.code = code
         self.retry_after = retry_after

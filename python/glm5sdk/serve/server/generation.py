@@ -115,7 +115,7 @@ async def _one(service: Service, name: str, job: Job) -> AsyncGenerator[Delta, N
                 metrics.finished.labels(delta.finish_reason).inc()
                 open_sequences -= 1
             if delta.finish_reason == "error":
-                raise ApiError(500, delta.error or "the engine failed on this request", code="engine_error")
+                raise _failure(delta.error)
             yield delta
         metrics.whole.observe(time.monotonic() - begin)
         metrics.generation_tokens.observe(made)
@@ -127,6 +127,13 @@ async def _one(service: Service, name: str, job: Job) -> AsyncGenerator[Delta, N
         await _closed(source)  # which ends what still runs
         if open_sequences > 0:
             metrics.hung_up.inc()
+
+
+def _failure(error: str | None) -> ApiError:
+    """A grammar whose state outgrows its limits while it is followed was the client's choice; all else is our fault."""
+    if error is not None and error.startswith("structured output:"):
+        return ApiError(400, error, param="response_format", code="structured_output_failed")
+    return ApiError(500, error or "the engine failed on this request", code="engine_error")
 
 
 async def _numbered(source: AsyncGenerator[Delta, None], index: int) -> AsyncGenerator[tuple[int, Delta], None]:
