@@ -90,7 +90,14 @@ class AsyncEngine:
         control = self.engine.control
         # Checkpoints are read beside the running steps; what they change is changed between two.
         second_half = await asyncio.to_thread(control.prepare, command, dict(arguments))
-        return await asyncio.wrap_future(self._submit(lambda: control.finish(second_half)))
+
+        def finish() -> Any:
+            try:
+                return control.finish(second_half)
+            finally:
+                self._stats = self.engine.stats()  # who asks after the command is answered sees what it did
+
+        return await asyncio.wrap_future(self._submit(finish))
 
     @property
     def failure(self) -> str | None:
