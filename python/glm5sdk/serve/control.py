@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from os import PathLike
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from glm5sdk.core.errors import ContractError
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Control"]
 
 Finish = Callable[[], Any]
+_KINDS = {"path": (str, PathLike), "name": (str,), "version": (str, NoneType)}  # they come from anybody's JSON
 
 
 class Control:
@@ -60,8 +63,15 @@ class Control:
             inspect.signature(known[command]).bind(**arguments)
         except TypeError as error:
             raise ContractError(f"engine: arguments of {command} do not fit: {error}") from None
+        for name, kinds in _KINDS.items():
+            if name in arguments and not isinstance(arguments[name], kinds):
+                raise ContractError(f"engine: {name} of {command} is {arguments[name]!r:.80}, needs a text")
         if command in self._prepared:
-            return self._prepared[command](**arguments)
+            try:
+                return self._prepared[command](**arguments)
+            except OSError as error:  # a device, a name that is too long, a folder that may not be read
+                path = str(arguments.get("path"))[:200]
+                raise ContractError(f"engine: {path} cannot be read ({error.strerror}), needs a checkpoint") from error
         return lambda: self._at_once[command](**arguments)
 
     def finish(self, second_half: Finish) -> Any:
