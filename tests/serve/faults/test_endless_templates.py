@@ -10,7 +10,7 @@ from real_server import Offline, body_of, serving, until
 
 TEMPLATE = """{%- if messages[0].content == 'loop' -%}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}
 {%- elif messages[0].content == 'grow' -%}{% set n = namespace(t='x') %}{% for i in range(60) %}{% set n.t = n.t ~ n.t %}{% endfor %}{{ n.t }}
-{%- elif messages[0].content == 'power' -%}{{ 9 ** (9 ** 9) }}
+{%- elif messages[0].content == 'power' -%}{{ (9 * messages|length) ** (9 ** 9) }}
 {%- elif messages[0].content == 'write' -%}{{ 'x' * 10 ** 11 }}
 {%- elif messages[0].content == 'escape' -%}{{ ''.__class__.__mro__[1].__subclasses__() }}
 {%- else -%}{{ messages[0].content }}{%- endif -%}"""  # fmt: skip # noqa: E501
