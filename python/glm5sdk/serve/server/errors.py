@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from glm5sdk.core.errors import CapacityError, ContractError, UnavailableError
+from glm5sdk.core.errors import CapacityError, CheckpointError, ContractError, UnavailableError
 from glm5sdk.core.log import get_logger
 from glm5sdk.serve.interface import OverloadedError
 
@@ -88,6 +88,11 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, (ContractError, CapacityError)):
         found = _FIELD.match(str(error))
         return ApiError(400, str(error), param=found.group(1) if found else None)
+    if isinstance(
+        error, CheckpointError
+    ):  # the checkpoint's chat template does what it may not, with this conversation
+        log.error("a chat template failed", exc_info=error)
+        return ApiError(400, str(error), code="template_failed")
     if isinstance(error, TimeoutError):
         return ApiError(503, "the request took longer than the server allows", code="request_timeout", retry_after=1)
     log.error("a request failed", exc_info=error)
