@@ -17,7 +17,24 @@ if TYPE_CHECKING:
 __all__ = ["Control"]
 
 Finish = Callable[[], Any]
-_KINDS = {"path": (str, PathLike), "name": (str,), "version": (str, NoneType)}  # they come from anybody's JSON
+_TEXT, _COUNT, _NUMBER = "a text", "an int, at least 0", "a number"
+# Arguments come from anybody's JSON.
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "path": ((str, PathLike), _TEXT),
+    "name": ((str,), _TEXT),
+    "version": ((str, NoneType), _TEXT),
+    "cache_salt": ((str,), _TEXT),
+    "lease_id": ((str,), _TEXT),
+    "weight_version": ((str,), _TEXT),
+    "seconds": ((int, float), _NUMBER),
+    "first": ((int,), _COUNT),
+    "count": ((int, NoneType), _COUNT),
+    "rows": ((int,), _COUNT),
+    "token_ids": ((list, tuple), "token ids in a list"),
+    "tokens": ((list, tuple), "token ids in a list"),
+    "geometry": ((Mapping,), "what export_prefix gave"),
+    "pages": ((bytes, bytearray, memoryview), "bytes"),
+}
 
 
 class Control:
@@ -63,9 +80,13 @@ class Control:
             inspect.signature(known[command]).bind(**arguments)
         except TypeError as error:
             raise ContractError(f"engine: arguments of {command} do not fit: {error}") from None
-        for name, kinds in _KINDS.items():
-            if name in arguments and not isinstance(arguments[name], kinds):
-                raise ContractError(f"engine: {name} of {command} is {arguments[name]!r:.80}, needs a text")
+        for name, value in arguments.items():
+            kinds, want = _KINDS.get(name, ((object,), ""))
+            wrong = isinstance(value, bool) or not isinstance(value, kinds)
+            if wrong or (want is _COUNT and value is not None and value < 0):
+                raise ContractError(f"engine: {name} of {command} is {value!r:.80}, needs {want}")
+            if name in ("token_ids", "tokens") and any(type(token) is not int for token in value):
+                raise ContractError(f"engine: {name} of {command} holds what is no int, needs {want}")
         if command in self._prepared:
             try:
                 return self._prepared[command](**arguments)

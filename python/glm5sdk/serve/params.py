@@ -15,6 +15,7 @@ __all__ = ["MAX_LOGPROBS", "SamplingParams", "StructuredOutput"]
 MAX_LOGPROBS = 20
 MAX_SEQUENCES = 128
 MAX_STOPS = 64
+MAX_TOKEN_IDS = 1024  # stop tokens, and biases: a million of either would hold up everybody
 COLDEST, HOTTEST = 1e-5, 1e5
 
 
@@ -107,6 +108,7 @@ class SamplingParams:
             )
         object.__setattr__(self, "stop", _stops(self.stop))
         ids = _several("stop_token_ids", self.stop_token_ids, "token ids in a list")
+        _check_count("stop_token_ids", ids)
         object.__setattr__(self, "stop_token_ids", tuple(_int_in("stop_token_ids", i, 0, 2**31 - 1) for i in ids))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
@@ -150,6 +152,11 @@ def _several(name: str, value: Any, want: str) -> Sequence[Any]:
     return list(value)
 
 
+def _check_count(name: str, values: Any) -> None:
+    if len(values) > MAX_TOKEN_IDS:
+        raise ContractError(f"sampling params: {name} holds {len(values)} entries, needs at most {MAX_TOKEN_IDS}")
+
+
 def _stops(stop: Any) -> tuple[str, ...]:
     texts = (stop,) if isinstance(stop, str) else tuple(_several("stop", stop, "a text or several in a list"))
     if bad := [t for t in texts if not isinstance(t, str) or not t]:
@@ -163,6 +170,7 @@ def _biases(biases: Any) -> dict[int, float]:
     """Keys may be the texts of ints: JSON knows no others."""
     if not isinstance(biases, Mapping | None):
         raise ContractError(f"sampling params: logit_bias is {biases!r:.200}, needs token ids with their biases")
+    _check_count("logit_bias", biases or ())
     found: dict[int, float] = {}
     for key, bias in (biases or {}).items():
         token = int(key) if isinstance(key, str) and re.fullmatch("[0-9]{1,10}", key) else key

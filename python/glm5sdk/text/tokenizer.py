@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 
@@ -84,6 +85,16 @@ class Tokenizer:
         """
         self._must_be_byte_level()
         return _spelled(self._backend.id_to_token(_id(token)))
+
+    @cached_property
+    def longest_token_bytes(self) -> int:
+        """Bytes of the longest token: a text of so many times more bytes than N has more than N tokens.
+
+        Raises:
+            ContractError: the tokenizer is not byte-level.
+        """
+        self._must_be_byte_level()
+        return max(len(_spelled(token)) for token in self._backend.get_vocab(with_added_tokens=True))
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Text to ids, never cut and never padded.

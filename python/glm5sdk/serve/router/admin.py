@@ -105,7 +105,7 @@ def admin_routes(router: Any) -> list[Any]:
 
     table = [("/admin/replicas", show, "GET"), ("/admin/replicas", add, "POST"), ("/admin/replicas", remove, "DELETE"),
              ("/admin/drain", drain, "POST"), ("/admin/undrain", undrain, "POST"),
-             ("/admin/{command:path}", forward, "POST")]  # fmt: skip
+             ("/admin/{command:path}", forward, "POST"), ("/admin/{command:path}", forward, "GET")]  # fmt: skip
     return [Route(path, guarded(serve), methods=[method]) for path, serve, method in table]
 
 

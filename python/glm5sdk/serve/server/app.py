@@ -45,6 +45,7 @@ def create_app(engine: EngineClient, settings: ServerSettings, text: ModelText) 
         The application; `app.state.service` is what its routes share.
     """
     kept = ResponseStore(settings.max_stored_responses, settings.max_stored_bytes)
+    text.most_tokens = engine.info.max_model_len
     service = Service(engine, settings, text, Metrics(engine), Admission(engine, settings), kept)
     # No documentation pages: they would load scripts from elsewhere.
     app = FastAPI(title="glm5sdk", version=glm5sdk.__version__, docs_url=None, redoc_url=None)
@@ -53,7 +54,7 @@ def create_app(engine: EngineClient, settings: ServerSettings, text: ModelText) 
         app.add_api_route(
             route.path,
             _endpoint(service, route.handler),
-            methods=[route.method],
+            methods=["GET", "HEAD"] if route.method == "GET" else [route.method],
             summary=route.summary,
             operation_id=route.handler.__name__,
             response_model=None,

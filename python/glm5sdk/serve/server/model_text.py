@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from glm5sdk.core.errors import CheckpointError
+from glm5sdk.core.errors import CapacityError, CheckpointError
 from glm5sdk.core.log import get_logger
 from glm5sdk.text.chat import ChatTemplate
 from glm5sdk.text.generation_config import GenerationConfig
@@ -49,6 +49,7 @@ class ModelText:
         self.tokenizer = tokenizer
         self.template = template
         self.defaults = defaults or GenerationConfig()
+        self.most_tokens: int | None = None  # the longest prompt that the engine takes; the server sets it
         self.format = detect_format(template.source, name=tool_format)
         # Where a tokenizer marks the tags special, leaving special tokens out would hide what the parser needs.
         ids = {tokenizer.token_id(tag) for tag in _TAGS}
@@ -86,9 +87,16 @@ class ModelText:
 
         Raises:
             ContractError: the text is no valid Unicode.
+            CapacityError: the text has more than `most_tokens` tokens however it is cut; it was not tokenised, which
+                holds up other threads.
         """
         if len(text) < _LONG:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        if self.most_tokens is not None and len(text) > self.most_tokens * self.tokenizer.longest_token_bytes:
+            raise CapacityError(
+                f"prompt: length is {len(text)} characters, needs at most {self.most_tokens} tokens: this model's "
+                f"maximum context length is {self.most_tokens} tokens"
+            )
         return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
     async def render(
