@@ -194,7 +194,8 @@ def test_memory_is_bounded(calls: httpx.Client, server: RealServer) -> None:
         for body in bodies:
             send(calls, "/v1/completions", {"max_tokens": 1, **body})
         sizes.append(server.resident_bytes())
-    assert sizes[-1] - sizes[2] < 48 << 20, sizes
+    # An allocator gives memory back when it likes: peaks are compared, not moments.
+    assert max(sizes[3:]) - max(sizes[:3]) < 48 << 20, sizes
 
 
 @pytest.mark.full  # as above
