@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -120,3 +121,15 @@ def test_templates_that_are_damaged(checkpoint: Path) -> None:
         done = glm5("chat", checkpoint, "-n", "2", text=b"hi\n")
         assert done.returncode == 2, (template, done)
         assert b"Traceback" not in done.stderr
+
+
+def test_a_port_that_cannot_be_had_is_told_before_a_model_is_loaded(checkpoint: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = glm5("serve", checkpoint, "--port", port)
+    assert done.returncode == 1
+    assert f"127.0.0.1:{port}: Address already in use" in done.stderr.decode()
+    assert b"chat template" not in done.stderr
+    for port in (-1, 65536):
+        done = glm5("serve", checkpoint, "--port", port)
+        assert done.returncode == 2 and b"--port" in done.stderr

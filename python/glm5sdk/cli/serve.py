@@ -16,6 +16,7 @@ from glm5sdk.serve.async_engine import AsyncEngine
 from glm5sdk.serve.config import EngineConfig
 from glm5sdk.serve.load import ExpertSpread, load_engine
 from glm5sdk.serve.ready import expert_group
+from glm5sdk.serve.router.listen import check_free
 from glm5sdk.serve.server import ServerSettings, create_app
 
 __all__ = ["ServeOptions", "keys_of", "serve_checkpoint"]
@@ -43,7 +44,11 @@ def keys_of(given: Sequence[str], variable: str = "GLM5SDK_API_KEY") -> tuple[st
 
 
 def serve_checkpoint(errors: Console, path: Path, options: ServeOptions, backends: Sequence[str]) -> None:
-    """Load a checkpoint and serve it until a signal comes."""
+    """Load a checkpoint and serve it until a signal comes.
+
+    Raises:
+        OSError: the port is taken; nothing was loaded.
+    """
     settings = ServerSettings(**options.settings)
     config = EngineConfig(**options.engine)
     try:
@@ -53,6 +58,7 @@ def serve_checkpoint(errors: Console, path: Path, options: ServeOptions, backend
         raise UnavailableError(
             f'serve: package {error.name} is missing, needs the extra: pip install "glm5sdk[serve]"'
         ) from error
+    check_free(options.host, options.port)
     text = ModelText.from_pretrained(path, chat_template=options.chat_template, tool_format=options.tool_format)
     if not settings.api_keys and options.host not in ("127.0.0.1", "localhost", "::1"):
         errors.print(f"[yellow]no API key is set: everyone who reaches {options.host} may use this server[/]")

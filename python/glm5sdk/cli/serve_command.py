@@ -18,7 +18,7 @@ __all__ = ["serve"]
 def serve(
     model: Model,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
     served_model_name: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(help="Name that requests use, by default the folder's; may repeat."),

@@ -9,7 +9,7 @@ from typing import Any
 from glm5sdk.core.errors import UnavailableError
 from glm5sdk.serve.bounded_heads import http_protocol
 
-__all__ = ["listen", "server_on", "url_of"]
+__all__ = ["check_free", "listen", "server_on", "url_of"]
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -18,12 +18,31 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         OSError: the address is taken or does not exist.
     """
+    sock = _bound(host, port)
+    try:
+        sock.listen(2048)
+    except OSError as error:
+        sock.close()
+        raise OSError(error.errno, f"{host}:{port}: {error.strerror}") from error
+    return sock
+
+
+def check_free(host: str, port: int) -> None:
+    """Look whether this address can be had, before minutes go into loading a model. Port 0 always can.
+
+    Raises:
+        OSError: the address is taken or does not exist.
+    """
+    if port:
+        _bound(host, port).close()
+
+
+def _bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
-        sock.listen(2048)
     except OSError as error:
         sock.close()
         raise OSError(error.errno, f"{host}:{port}: {error.strerror}") from error
