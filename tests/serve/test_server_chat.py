@@ -157,11 +157,13 @@ def test_tool_choice() -> None:
     bench.chat(tools=[WEATHER], tool_choice="auto")
     bench.chat(tools=[WEATHER], tool_choice="required")
     named = {"type": "function", "function": {"name": "weather"}}
-    bench.chat(tools=[WEATHER], tool_choice=named, parallel_tool_calls=False)
+    bench.chat(tools=[WEATHER], tool_choice=named)
+    bench.chat(tools=[WEATHER], tool_choice="required", parallel_tool_calls=False)
     structured = [params.structured for _, params, _ in bench.engine.requests]
     assert structured[:2] == [None, None]
     assert structured[2].kind == structured[3].kind == "grammar"
     assert "start: call+" in structured[2].value and "start: call\n" in structured[3].value
+    assert structured[3].value == structured[4].value
     assert structured[2].after_reasoning
     wrong = bench.chat(tools=[WEATHER], tool_choice={"type": "function", "function": {"name": "nope"}})
     assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "tool_choice"

@@ -27,7 +27,7 @@ class Conversation:
     Attributes:
         messages: dicts with `role`, `content` (a text) and what else templates read.
         tools: in OpenAI's nested form, `{"type": "function", "function": {...}}`.
-        tool_choice: "auto", "none", "required", or `{"name": ...}` for one tool.
+        tool_choice: "auto", "none", "required", or `{"name": ...}` for exactly one call of one tool.
         variables: for the template.
         structured: what the answer's text must match.
         parallel: several calls in one answer are welcome.
@@ -107,7 +107,8 @@ async def prepare(service: Service, talk: Conversation) -> Prepared:
                 400, "tool_choice: a call was asked for, needs a model whose chat template has tool calls",
                 param="tool_choice", code="unsupported_parameter",
             )  # fmt: skip
-        structured = StructuredOutput("grammar", tool_grammar(forced, parallel=talk.parallel, newlines=form.newlines))
+        several = talk.parallel and talk.tool_choice == "required"  # a tool asked for by name is called exactly once
+        structured = StructuredOutput("grammar", tool_grammar(forced, parallel=several, newlines=form.newlines))
     if structured is not None and reasoning:
         structured = StructuredOutput(structured.kind, structured.value, after_reasoning=True)
     return Prepared(prompt, await service.text.encode(prompt), tools, reasoning, structured)
