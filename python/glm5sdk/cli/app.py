@@ -36,12 +36,13 @@ def run() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal's encoding may lack what a model writes
     try:
         app()
-    except BrokenPipeError:  # the reader has seen enough; nothing is left to flush into
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except BrokenPipeError:  # the reader has seen enough
+        _drop_what_cannot_be_written()
         sys.exit(1)
     except OSError as error:
         errors.print(f"[bold red]error[/] {type(error).__name__}: ", end="")
         errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        _drop_what_cannot_be_written()
         sys.exit(1)
     except Glm5Error as error:
         errors.print(f"[bold red]error[/] {type(error).__name__}: ", end="")
@@ -50,6 +51,14 @@ def run() -> None:
     except KeyboardInterrupt:
         errors.print("interrupted")
         sys.exit(130)
+
+
+def _drop_what_cannot_be_written() -> None:
+    """Python flushes its output once more at its end, and that failure would have an exit status of its own."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _version(show: bool) -> None:
