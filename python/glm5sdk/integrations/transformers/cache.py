@@ -176,9 +176,7 @@ def row_layer(cache: Cache, layer: int, latent: int, rope: int, index_dim: int) 
     mine = RowLayer(latent, rope, index_dim)
     if past := found.get_seq_length():
         if index_dim and (found.indexer_keys is None or found.indexer_keys.shape[1] != past):
-            raise ContractError(
-                f"accelerated attention: layer {layer} of the cache has no index keys, needs them"
-            )
+            raise ContractError(f"accelerated attention: layer {layer} of the cache has no index keys, needs them")
         mine.reserve(found.keys.shape[0], past, found.keys)
         kv = torch.cat([found.keys[:, 0], _side_by_side(found.values[:, 0], rope)], dim=-1)
         index = _side_by_side(found.indexer_keys, rope) if index_dim else None
