@@ -75,12 +75,12 @@ def works(quick: bool) -> Iterator[tuple[str, int, Callable[[Any], Callable[[int
 
         def make(model: Any) -> Callable[[int], object]:
             cache = DynamicCache(config=model.config)
-            model(ids, past_key_values=cache)
+            model(ids, None, None, cache)  # by place: its keyword is not the same in all versions
 
             def call(_: int) -> None:
                 token = ids[:, :1]
                 for _ in range(steps):
-                    token = model(token, past_key_values=cache).logits[:, -1].argmax(-1, keepdim=True)
+                    token = model(token, None, None, cache).logits[:, -1].argmax(-1, keepdim=True)
                 cache.crop(-steps)
 
             return call

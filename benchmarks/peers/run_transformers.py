@@ -24,7 +24,10 @@ except ImportError as error:
 
 
 class Runner:
-    """A loaded model; `--option` may name an implementation of its experts, such as eager."""
+    """A loaded model; `--option` may name an implementation of its experts, such as eager.
+
+    Caches are handed over by place, the fourth: their keyword is not the same in all versions.
+    """
 
     def __init__(self, options: argparse.Namespace) -> None:
         torch.set_num_threads(options.threads)
@@ -65,7 +68,7 @@ class Runner:
         cache = DynamicCache(config=self.model.config) if cache is None else cache
         for begin in range(0, w.context, each):
             chunk = ids[:, begin : begin + each]
-            out = self.model(chunk, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            out = self.model(chunk, None, None, cache, use_cache=True, logits_to_keep=1)
         return out.logits[:, -1].float()
 
     def _decode(self, w: Workload) -> float:
@@ -76,7 +79,7 @@ class Runner:
         def steps() -> None:
             nonlocal ids
             for _ in range(w.steps):
-                out = self.model(ids, past_key_values=cache, use_cache=True)
+                out = self.model(ids, None, None, cache, use_cache=True)
                 ids = out.logits[:, -1].argmax(-1, keepdim=True)
 
         return median_seconds(steps, w.repeats) / w.steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 from typing import Any
 
@@ -10,6 +11,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
+
+# What the installed version calls a model's cache; the other name is an error or a warning there.
+CACHE = next(n for n in ("cache", "past_key_values") if n in inspect.signature(GlmMoeDsaForCausalLM.forward).parameters)
 
 SMALL: dict[str, Any] = dict(
     vocab_size=96, hidden_size=64, intermediate_size=96, moe_intermediate_size=24, num_hidden_layers=4,
@@ -38,6 +42,16 @@ def make_model(seed: int = 0, attn: str = "sdpa", **changes: Any) -> GlmMoeDsaFo
             if name.endswith("e_score_correction_bias"):
                 b.copy_(7.0 + 0.01 * torch.randn(b.shape))
     return model
+
+
+def with_cache(cache: Any) -> dict[str, Any]:
+    """The argument by which a model goes on with this cache."""
+    return {CACHE: cache}
+
+
+def cache_of(outputs: Any) -> Any:
+    """The cache that a model's outputs carry."""
+    return outputs[CACHE]
 
 
 def ids_of(batch: int, length: int, seed: int = 1, vocab: int = 96) -> torch.Tensor:

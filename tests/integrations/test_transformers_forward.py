@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from glm_oracle import ids_of, left_padded, make_model
+from glm_oracle import cache_of, ids_of, left_padded, make_model, with_cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache
@@ -47,7 +47,7 @@ def test_left_padding_chunks_and_single_tokens(attn: str) -> None:
         for begin, end in [(0, 9), (9, 30), *((i, i + 1) for i in range(30, 40))]:
             out = model(
                 ids[:, begin:end], attention_mask=mask[:, :end], position_ids=positions[:, begin:end],
-                past_key_values=cache, use_cache=True,
+                **with_cache(cache), use_cache=True,
             )  # fmt: skip
             parts.append(out.logits)
         assert cache.get_seq_length() == 40
@@ -137,7 +137,7 @@ def test_a_cache_filled_while_training_goes_on_without_gradients() -> None:
     first = model(ids[:, :20], attention_mask=mask[:, :20])
     assert first.logits.requires_grad
     with torch.no_grad():
-        rest = model(ids[:, 20:], attention_mask=mask, past_key_values=first.past_key_values).logits
+        rest = model(ids[:, 20:], attention_mask=mask, **with_cache(cache_of(first))).logits
     torch.testing.assert_close(rest, whole[:, 20:], rtol=0, atol=1e-5)
 
 
@@ -218,7 +218,7 @@ def test_any_geometry(geometry: dict[str, Any], pad: int, cut: int, seed: int) -
 
     def logits() -> torch.Tensor:
         first = model(ids[:, :cut], attention_mask=mask[:, :cut])
-        second = model(ids[:, cut:], attention_mask=mask, past_key_values=first.past_key_values)
+        second = model(ids[:, cut:], attention_mask=mask, **with_cache(cache_of(first)))
         return torch.cat([first.logits, second.logits], dim=1)
 
     with torch.no_grad():

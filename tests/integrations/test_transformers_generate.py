@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from glm_oracle import ids_of, left_padded, make_model
+from glm_oracle import cache_of, ids_of, left_padded, make_model, with_cache
 from transformers import DynamicCache, GlmMoeDsaForCausalLM
 
 from glm5sdk.integrations.transformers import accelerate, restore
@@ -59,10 +59,10 @@ def test_crop_and_go_on() -> None:
     accelerate(model)
     with torch.no_grad():
         whole = model(ids).logits
-        cache = model(torch.cat([ids[:, :30], ids_of(2, 6, 9)], dim=1)).past_key_values
+        cache = cache_of(model(torch.cat([ids[:, :30], ids_of(2, 6, 9)], dim=1)))
         cache.crop(-6)
         assert cache.get_seq_length() == 30
-        rest = model(ids[:, 30:], past_key_values=cache).logits
+        rest = model(ids[:, 30:], **with_cache(cache)).logits
     assert torch.equal(rest, whole[:, 30:])
 
 
@@ -71,7 +71,7 @@ def test_a_changed_cache_goes_on(change: str) -> None:
     model, ids = make_model(), ids_of(2, 24)
     accelerate(model)
     with torch.no_grad():
-        cache = model(ids[:, :20]).past_key_values
+        cache = cache_of(model(ids[:, :20]))
         rows = {"repeat": [0, 0, 1, 1], "select": [1], "reorder": [1, 0], "copy": [0, 1], "reset": [0, 1]}[change]
         begin = 20
         if change == "repeat":
@@ -82,11 +82,11 @@ def test_a_changed_cache_goes_on(change: str) -> None:
             cache.reorder_cache(torch.tensor([1, 0]))
         elif change == "copy":
             spoilt, cache = cache, copy.deepcopy(cache)
-            model(ids_of(2, 4, 8), past_key_values=spoilt)
+            model(ids_of(2, 4, 8), **with_cache(spoilt))
         else:
             cache.reset()
             begin = 0
-        got = model(ids[rows][:, begin:], past_key_values=cache).logits
+        got = model(ids[rows][:, begin:], **with_cache(cache)).logits
         want = model(ids[rows]).logits[:, begin:]
     assert torch.equal(got, want)
 
@@ -96,9 +96,9 @@ def test_goes_on_with_a_cache_that_transformers_filled() -> None:
     model, ids = make_model(), ids_of(2, 40)
     with torch.no_grad():
         want = model(ids).logits[:, 30:]
-        cache = model(ids[:, :30]).past_key_values
+        cache = cache_of(model(ids[:, :30]))
         accelerate(model)
-        got = model(ids[:, 30:], past_key_values=cache).logits
+        got = model(ids[:, 30:], **with_cache(cache)).logits
     assert all(type(layer) is RowLayer for layer in cache.layers)
     torch.testing.assert_close(got, want, rtol=0, atol=CLOSE)
 
@@ -110,7 +110,7 @@ def test_the_past_is_copied_rarely() -> None:
     places = set()
     with torch.no_grad():
         for token in ids_of(1, 300)[0]:
-            model(token.view(1, 1), past_key_values=cache)
+            model(token.view(1, 1), **with_cache(cache))
             places.add(cache.layers[0]._kv.shape[1])
     assert cache.get_seq_length() == 300
     assert len(places) <= 6

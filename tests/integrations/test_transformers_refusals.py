@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from glm_oracle import ids_of, make_model
+from glm_oracle import cache_of, ids_of, make_model, with_cache
 from torch import nn
 from transformers import DynamicCache, StaticCache
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -149,38 +149,38 @@ def test_other_caches() -> None:
     static = StaticCache(config=model.config, max_cache_len=16)
     with torch.no_grad():
         with pytest.raises(ContractError, match="StaticIndexedLayer"):
-            model(ids, past_key_values=static)
+            model(ids, **with_cache(static))
         with pytest.raises(ContractError, match="make it with DynamicCache"):
-            model(ids, past_key_values=DynamicCache())
+            model(ids, **with_cache(DynamicCache()))
 
 
 def test_a_cache_of_another_batch_or_dtype() -> None:
     model = make_model()
     accelerate(model)
     with torch.no_grad():
-        cache = model(ids_of(2, 5)).past_key_values
+        cache = cache_of(model(ids_of(2, 5)))
         with pytest.raises(ContractError, match="batch is 2"):
-            model(ids_of(3, 1), past_key_values=cache)
+            model(ids_of(3, 1), **with_cache(cache))
         model.bfloat16()
         with pytest.raises(ContractError, match="rows are torch.float32"):
-            model(ids_of(2, 1), past_key_values=cache)
+            model(ids_of(2, 1), **with_cache(cache))
 
 
 def test_a_restored_model_does_not_read_our_cache() -> None:
     model, ids = make_model(), ids_of(1, 5)
     with torch.no_grad():
         with accelerate(model):
-            cache = model(ids).past_key_values
+            cache = cache_of(model(ids))
         with pytest.raises(ContractError, match="start a new cache"):
-            model(ids, past_key_values=cache)
+            model(ids, **with_cache(cache))
 
 
 def test_gradients_through_cached_tokens() -> None:
     model, ids = make_model(), ids_of(1, 5)
     accelerate(model)
-    cache = model(ids).past_key_values
+    cache = cache_of(model(ids))
     with pytest.raises(ContractError, match="needs torch.no_grad"):
-        model(ids, past_key_values=cache)
+        model(ids, **with_cache(cache))
 
 
 def test_dropout() -> None:

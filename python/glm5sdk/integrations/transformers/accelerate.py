@@ -21,6 +21,7 @@ except ImportError as error:
     ) from error
 
 from glm5sdk.integrations.transformers.attention import AttentionForward
+from glm5sdk.integrations.transformers.cache import check_cache_keyword
 from glm5sdk.integrations.transformers.feed_forward import (
     EXPERTS,
     GateForward,
@@ -140,6 +141,8 @@ def _check(model: Any) -> Glm5Config:
     version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
     if version < OLDEST:
         raise ContractError(f"accelerate: transformers is {transformers.__version__}, needs at least 5.16")
+    for kind in (glm.GlmMoeDsaAttention, glm.GlmMoeDsaDecoderLayer):
+        check_cache_keyword(kind.forward)
     if type(model) is not GlmMoeDsaForCausalLM:
         raise ContractError(f"accelerate: model is {type(model).__name__}, needs GlmMoeDsaForCausalLM itself")
     if any(isinstance(m.__dict__.get("forward"), Replaced) for m in model.modules()):

@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache
 from transformers.models.glm_moe_dsa.modeling_glm_moe_dsa import GlmMoeDsaAttention, GlmMoeDsaIndexer, GlmMoeDsaRMSNorm
 
 from glm5sdk.core.errors import ContractError
-from glm5sdk.integrations.transformers.cache import RowLayer, row_layer
+from glm5sdk.integrations.transformers.cache import RowLayer, row_layer, the_cache
 from glm5sdk.integrations.transformers.replaced import Replaced, plain_linear, plain_norm
 from glm5sdk.integrations.transformers.visibility import Step, StepReader
 from glm5sdk.nn.context import ForwardContext
@@ -48,12 +48,16 @@ class AttentionForward(Replaced):
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         position_ids: Tensor | None = None,
         prev_topk_indices: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None, Tensor | None]:
-        """As GlmMoeDsaAttention.forward; the selection that layers hand on is ours, i32 [tokens, 1, K]."""
+        """As GlmMoeDsaAttention.forward; the selection that layers hand on is ours, i32 [tokens, 1, K].
+
+        The cache may come as `past_key_values`, as older versions call it.
+        """
+        cache = the_cache(cache, kwargs)
         trains = self._bind()
         batch, new, _ = hidden_states.shape
         trains = torch.is_grad_enabled() and (trains or hidden_states.requires_grad)
@@ -63,13 +67,13 @@ class AttentionForward(Replaced):
             )
         if self.module.indexer is None and prev_topk_indices is None:
             raise ContractError("accelerated attention: a shared layer got no selection, needs a full layer before it")
-        if past_key_values is None:
+        if cache is None:
             step = self.reader(attention_mask, position_ids, batch, 0, 0)
             out_TN, context = self._run(hidden_states, step, prev_topk_indices)
             return step.spread(out_TN, hidden_states), None, context.indices
         s, layer = self.twin.sizes, self.module.layer_idx
         index_dim = s.index_dim if self.module.indexer is not None else 0
-        rows = row_layer(past_key_values, layer, s.latent, s.rope, index_dim)
+        rows = row_layer(cache, layer, s.latent, s.rope, index_dim)
         if trains:
             if rows.get_seq_length():
                 raise ContractError(

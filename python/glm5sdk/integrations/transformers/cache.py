@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,9 +12,10 @@ from transformers.cache_utils import Cache, DynamicIndexedLayer
 
 from glm5sdk.core.errors import ContractError
 
-__all__ = ["RowLayer", "row_layer"]
+__all__ = ["RowLayer", "check_cache_keyword", "row_layer", "the_cache"]
 
 STEP = 64  # rows a request's part of a buffer is a multiple of
+KEYWORDS = ("cache", "past_key_values")  # what versions call a cache that they hand to a layer
 
 
 class RowLayer(DynamicIndexedLayer):
@@ -113,6 +116,41 @@ class RowLayer(DynamicIndexedLayer):
         self._kv, self._index = kv, index
 
 
+def check_cache_keyword(forward: Callable[..., Any]) -> None:
+    """That a forward of the installed version is handed its cache by a keyword we know.
+
+    Raises:
+        ContractError: it is not; what it calls a cache would be taken for something that attention need not read.
+    """
+    names = inspect.signature(forward).parameters
+    if not any(name in names for name in KEYWORDS):
+        raise ContractError(
+            f"accelerate: {forward.__qualname__} takes {', '.join(names)}, needs {' or '.join(KEYWORDS)} among them; "
+            "this version of transformers is not known here, install an older one"
+        )
+
+
+def the_cache(cache: Cache | None, others: Mapping[str, Any]) -> Cache | None:
+    """The one cache of a call.
+
+    Args:
+        cache: what came under the newest keyword.
+        others: the call's arguments that have no meaning for attention, the older keyword among them.
+
+    Raises:
+        ContractError: there are two, or one came by a keyword we do not know: reading none would be silently wrong.
+    """
+    found = {"cache": cache} | {
+        name: value for name, value in others.items() if name in KEYWORDS or isinstance(value, Cache)
+    }
+    found = {name: value for name, value in found.items() if value is not None}
+    if len(found) > 1 or not found.keys() <= set(KEYWORDS):
+        raise ContractError(
+            f"accelerated attention: a cache is passed as {', '.join(found)}, needs one, as {' or '.join(KEYWORDS)}"
+        )
+    return next(iter(found.values()), None)
+
+
 def row_layer(cache: Cache, layer: int, latent: int, rope: int, index_dim: int) -> RowLayer:
     """The cache's layer in our form, taking over what transformers has put there.
 
@@ -132,15 +170,13 @@ def row_layer(cache: Cache, layer: int, latent: int, rope: int, index_dim: int) 
     if type(found) is not DynamicIndexedLayer or getattr(cache, "offloading", False):
         kind = type(found).__name__ if found is not None else "absent"
         raise ContractError(
-            f"accelerated attention: layer {layer} of past_key_values is {kind}, needs a DynamicIndexedLayer that is "
+            f"accelerated attention: layer {layer} of the cache is {kind}, needs a DynamicIndexedLayer that is "
             "not offloaded; make it with DynamicCache(config=model.config)"
         )
     mine = RowLayer(latent, rope, index_dim)
     if past := found.get_seq_length():
         if index_dim and (found.indexer_keys is None or found.indexer_keys.shape[1] != past):
-            raise ContractError(
-                f"accelerated attention: layer {layer} of past_key_values has no index keys, needs them"
-            )
+            raise ContractError(f"accelerated attention: layer {layer} of the cache has no index keys, needs them")
         mine.reserve(found.keys.shape[0], past, found.keys)
         kv = torch.cat([found.keys[:, 0], _side_by_side(found.values[:, 0], rope)], dim=-1)
         index = _side_by_side(found.indexer_keys, rope) if index_dim else None
