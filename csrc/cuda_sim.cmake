@@ -9,6 +9,7 @@ target_compile_definitions(glm5_options INTERFACE GLM5_CUDA_SIM=1)
 target_link_libraries(glm5_cuda_sim PRIVATE glm5_options)
 
 list(TRANSFORM GLM5_CUDA_OPS REPLACE "(.+)" "cuda/\\1.cu" OUTPUT_VARIABLE kernels)
+list(APPEND kernels sim/cuda/selftest/hopper.cu sim/cuda/selftest/memory.cu sim/cuda/selftest/warps.cu)
 set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-x;c++")
 add_library(glm5_kernels STATIC
   runtime/check.cpp runtime/paged.cpp runtime/scratch.cpp runtime/thread_pool.cpp

@@ -33,8 +33,7 @@ __host__ __device__ constexpr dev::u32 rms_norm_shared() {
 }
 
 template <class T>
-__global__ void __launch_bounds__(kNormThreads)
-    rms_norm_kernel(const T* x, const T* weight, float eps, int n, T* y) {
+__global__ void __launch_bounds__(kNormThreads) rms_norm_kernel(const T* x, const T* weight, float eps, int n, T* y) {
   GLM5_SHARED_MEMORY(memory);
   const auto sums = memory.array<float>(kNormThreads / 32);
   const T* row = x + static_cast<dev::i64>(dev::block_x()) * n;

@@ -143,7 +143,8 @@ __global__ void __launch_bounds__(kAttentionThreads)
   for (int head = 0; head < kTileHeads; ++head) {
     const float sum = alpha[head];
     GLM5_UNROLL
-    for (int i = 0; i < 4; ++i) put_value(shape, at, place, out, head, dev::thread_index() * 4 + i, total[head][i], sum);
+    for (int i = 0; i < 4; ++i)
+      put_value(shape, at, place, out, head, dev::thread_index() * 4 + i, total[head][i], sum);
   }
 }
 

@@ -20,7 +20,8 @@ struct ByteCache {
 };
 
 GLM5_DEVICE dev::u32 word_at(const dev::u8* p) {
-  return p[0] | static_cast<dev::u32>(p[1]) << 8 | static_cast<dev::u32>(p[2]) << 16 | static_cast<dev::u32>(p[3]) << 24;
+  return p[0] | static_cast<dev::u32>(p[1]) << 8 | static_cast<dev::u32>(p[2]) << 16 |
+         static_cast<dev::u32>(p[3]) << 24;
 }
 GLM5_DEVICE float bf16_at(const dev::u8* p) {
   return dev::float_of((p[0] | static_cast<dev::u32>(p[1]) << 8) << 16);
@@ -91,8 +92,8 @@ GLM5_DEVICE void copy_keys(const AttentionShape& shape, const PlainCache<T>& cac
 // Byte rows, decoded: T = bf16 keeps the bare codes, which are exact, and leaves the scales to the caller; f32 takes
 // the products.
 template <class T>
-GLM5_DEVICE void decode_keys(const AttentionShape& shape, const ByteCache& cache, dev::Shared<dev::i64> slots, int first,
-                             int count, dev::Shared<T> tile, int stride, dev::Shared<float> scales) {
+GLM5_DEVICE void decode_keys(const AttentionShape& shape, const ByteCache& cache, dev::Shared<dev::i64> slots,
+                             int first, int count, dev::Shared<T> tile, int stride, dev::Shared<float> scales) {
   constexpr bool kScaled = sizeof(T) == 4;
   const int groups = shape.groups();
   if (!kScaled) {

@@ -17,8 +17,8 @@ constexpr int kScoreStride = kKeyBlock + 4;
 constexpr int kRowsPerWarp = kTileHeads / (kAttentionThreads / 32);
 
 struct AttentionShape {
-  int heads, latent, rope, keys;     // H, C, R, K
-  int per_head;                      // 1 when every head has its own selection
+  int heads, latent, rope, keys;  // H, C, R, K
+  int per_head;                   // 1 when every head has its own selection
   int requests, pages_each, pages, page_size;
   float scale;
 
@@ -144,7 +144,8 @@ GLM5_DEVICE float finished_lse(float most, float sum) {
   return sum > 0.0f || sum != sum ? most + dev::logarithm(sum) : -dev::infinity();
 }
 
-GLM5_DEVICE float* partial_of(const AttentionShape& shape, const AttentionPointers& at, int token, int head, int split) {
+GLM5_DEVICE float* partial_of(const AttentionShape& shape, const AttentionPointers& at, int token, int head,
+                              int split) {
   const dev::i64 row = (static_cast<dev::i64>(token) * shape.heads + head) * shape.splits() + split;
   return at.partial + row * (shape.latent + 2);
 }
@@ -171,8 +172,8 @@ GLM5_DEVICE void publish_rows(const AttentionShape& shape, const AttentionPointe
 
 // One element of the result, or of this split's share of it.
 template <class T>
-GLM5_DEVICE void put_value(const AttentionShape& shape, const AttentionPointers& at, const Place& place, T* out, int row,
-                           int column, float value, float sum) {
+GLM5_DEVICE void put_value(const AttentionShape& shape, const AttentionPointers& at, const Place& place, T* out,
+                           int row, int column, float value, float sum) {
   if (row >= place.heads || column >= shape.latent) return;
   if (at.partial == nullptr) {
     const dev::i64 line = static_cast<dev::i64>(place.token) * shape.heads + place.head + row;

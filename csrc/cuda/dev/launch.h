@@ -50,7 +50,8 @@ void launch(const Context& ctx, const char* name, void (*kernel)(Parameters...),
     cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                          static_cast<int>(shared_bytes));
   }
-  kernel<<<dim3(grid.x, grid.y, grid.z), threads, shared_bytes, static_cast<cudaStream_t>(ctx.stream)>>>(arguments...);
+  kernel<<<dim3(grid.x, grid.y, grid.z), threads, shared_bytes, static_cast<cudaStream_t>(ctx.stream)> > >(
+      arguments...);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) fail("%s: launch failed: %s", name, cudaGetErrorString(error));
 }

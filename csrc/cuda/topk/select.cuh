@@ -12,7 +12,7 @@ struct IndexPointers {
   const float* iw;
   const int *block_table, *request_ids, *kv_lens;
   int* indices;
-  float* scores;     // or null
+  float* scores;      // or null
   dev::u64* partial;  // [T, parts, K] entries, 0 where absent; null when blocks walk
 };
 
@@ -79,8 +79,8 @@ __global__ void __launch_bounds__(kTopkThreads)
       dev::cp_async_commit();
     });
     const int position = first + dev::thread_index();
-    const bool there = dev::thread_index() < kKeys && position < end &&
-                       place_of(shape, at.block_table, request, position).page >= 0;
+    const bool there =
+        dev::thread_index() < kKeys && position < end && place_of(shape, at.block_table, request, position).page >= 0;
     best.offer(there ? entry_of(score, position) : 0);
   }
   dev::cp_async_wait<0>();
@@ -151,8 +151,12 @@ inline void select_topk(const Context& ctx, const char* name, const char* what, 
   dev::check_on_host([&] {
     check_lengths(name, PageTable(block_table, shape.pages, shape.page_size), request_ids, kv_lens, max_kv_len);
   });
-  const IndexPointers at{iw.data<float>(),         block_table.data<int32_t>(), request_ids.data<int32_t>(),
-                         kv_lens.data<int32_t>(), indices.out<int32_t>(),      scores,
+  const IndexPointers at{iw.data<float>(),
+                         block_table.data<int32_t>(),
+                         request_ids.data<int32_t>(),
+                         kv_lens.data<int32_t>(),
+                         indices.out<int32_t>(),
+                         scores,
                          nullptr};
   const int64_t capacity = static_cast<int64_t>(shape.pages_each) * shape.page_size;
   const int64_t longest = max_kv_len < capacity ? max_kv_len : capacity;

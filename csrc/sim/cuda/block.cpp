@@ -343,8 +343,8 @@ void Block::fail_in_signal(const void* address, const void* pc, bool wrote) {
 
 void Block::describe_deadlock() {
   running_ = &home_;
-  size_t used = static_cast<size_t>(std::snprintf(fault_, sizeof fault_, "%s: block (%u, %u, %u): deadlock:", kernel_,
-                                                  index_.x, index_.y, index_.z));
+  size_t used = static_cast<size_t>(
+      std::snprintf(fault_, sizeof fault_, "%s: block (%u, %u, %u): deadlock:", kernel_, index_.x, index_.y, index_.z));
   // Threads that wait at one place make one entry.
   std::vector<bool> told(threads_, false);
   for (unsigned i = 0, shown = 0; i < threads_ && shown < 6; ++i) {
@@ -366,8 +366,9 @@ void Block::describe_deadlock() {
   for (unsigned w = 0; w < meetings_.size(); ++w) {
     for (const Rendezvous& r : meetings_[w]) {
       if (r.arrived == 0 || used + 300 > sizeof fault_) continue;
-      used += static_cast<size_t>(std::snprintf(fault_ + used, sizeof fault_ - used, "; partial warp: %s of warp %u misses lanes 0x%08x",
-                                                r.what, w, r.mask & ~r.arrived));
+      used += static_cast<size_t>(std::snprintf(fault_ + used, sizeof fault_ - used,
+                                                "; partial warp: %s of warp %u misses lanes 0x%08x", r.what, w,
+                                                r.mask & ~r.arrived));
     }
   }
 }

@@ -64,8 +64,8 @@ class Block {
   Block& operator=(const Block&) = delete;
 
   // Runs invoke(closure) on every thread of one block. False when it broke a rule: see fault().
-  bool run(const Settings& settings, const char* kernel, Index3 grid, Index3 index, unsigned threads, size_t shared_bytes,
-           void (*invoke)(void*), void* closure);
+  bool run(const Settings& settings, const char* kernel, Index3 grid, Index3 index, unsigned threads,
+           size_t shared_bytes, void (*invoke)(void*), void* closure);
   const char* fault() const { return fault_; }
 
   // The block that runs on this thread of the system; null outside of kernels.

@@ -44,7 +44,7 @@ void on_signal(int number, siginfo_t* info, void* context) {
 }
 
 void install() {
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_sigaction = on_signal;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
   sigaction(SIGSEGV, &action, &previous_segv);

@@ -8,7 +8,7 @@ namespace {
 
 constexpr unsigned kRowBytes = 128, kChunk = 16;
 
-Mbarrier& find(Block& block, Shared<uint64_t> barrier, Site at) {
+Mbarrier& find(Block& block, Shared<unsigned long long> barrier, Site at) {
   for (auto& b : block.units().barriers) {
     if (b->address == barrier.raw()) return *b;
   }
@@ -98,7 +98,8 @@ float element(Block& block, uint64_t descriptor, unsigned row, unsigned column) 
   return value;
 }
 
-// The matrix unit reads a tile of 64 rows while the caller goes on: once when it is told to, once when it is waited for.
+// The matrix unit reads a tile of 64 rows while the caller goes on: once when it is told to, once when it is waited
+// for.
 void read_tile(Block& block, uint64_t descriptor, Site at) {
   unsigned char* p = block.shared() + (((descriptor & 0x3fff) << 4) & ~size_t{1023});
   block.touch(Access::read, p, size_t{64} * kRowBytes, block.shared(), block.shared() + block.shared_bytes(), 1024, at);
@@ -160,7 +161,7 @@ void AsyncUnits::check_idle(char* fault, size_t size, const char* kernel) {
   }
 }
 
-void mbarrier_init(Shared<uint64_t> barrier, uint32_t count, Site at) {
+void mbarrier_init(Shared<unsigned long long> barrier, uint32_t count, Site at) {
   Block& block = *Block::current();
   barrier.touch(Access::write, 8, 8, at);
   auto& all = block.units().barriers;
@@ -170,12 +171,12 @@ void mbarrier_init(Shared<uint64_t> barrier, uint32_t count, Site at) {
   all.push_back(std::make_unique<Mbarrier>(Mbarrier{barrier.raw(), 0, count, count, 0, {}, {}}));
 }
 
-void mbarrier_arrive(Shared<uint64_t> barrier, Site at) {
+void mbarrier_arrive(Shared<unsigned long long> barrier, Site at) {
   Block& block = *Block::current();
   barrier.touch(Access::read, 8, 8, at);
   arrive(block, find(block, barrier, at), at);
 }
-void mbarrier_arrive_expect(Shared<uint64_t> barrier, uint32_t bytes, Site at) {
+void mbarrier_arrive_expect(Shared<unsigned long long> barrier, uint32_t bytes, Site at) {
   Block& block = *Block::current();
   barrier.touch(Access::read, 8, 8, at);
   Mbarrier& b = find(block, barrier, at);
@@ -183,7 +184,7 @@ void mbarrier_arrive_expect(Shared<uint64_t> barrier, uint32_t bytes, Site at) {
   arrive(block, b, at);
 }
 
-void mbarrier_wait(Shared<uint64_t> barrier, uint32_t parity, Site at) {
+void mbarrier_wait(Shared<unsigned long long> barrier, uint32_t parity, Site at) {
   Block& block = *Block::current();
   barrier.touch(Access::read, 8, 8, at);
   Mbarrier& b = find(block, barrier, at);
@@ -196,7 +197,7 @@ void mbarrier_wait(Shared<uint64_t> barrier, uint32_t parity, Site at) {
 }
 
 void copy_box(Block& block, unsigned char* to, const TensorMap& map, long long column, long long row,
-              Shared<uint64_t> barrier, Site at) {
+              Shared<unsigned long long> barrier, Site at) {
   if (map.box_columns * 2 != kRowBytes) {
     block.fail_at(at, "tma_load: a box has rows of %u bytes, needs 128 for the swizzle", map.box_columns * 2);
   }

@@ -65,17 +65,18 @@ struct AsyncUnits {
   void drop();
 };
 
-void mbarrier_init(Shared<uint64_t> barrier, uint32_t count, GLM5_SIM_SITE);
-void mbarrier_arrive(Shared<uint64_t> barrier, GLM5_SIM_SITE);
-void mbarrier_arrive_expect(Shared<uint64_t> barrier, uint32_t bytes, GLM5_SIM_SITE);
+void mbarrier_init(Shared<unsigned long long> barrier, uint32_t count, GLM5_SIM_SITE);
+void mbarrier_arrive(Shared<unsigned long long> barrier, GLM5_SIM_SITE);
+void mbarrier_arrive_expect(Shared<unsigned long long> barrier, uint32_t bytes, GLM5_SIM_SITE);
 // Until the phase of this parity is complete.
-void mbarrier_wait(Shared<uint64_t> barrier, uint32_t parity, GLM5_SIM_SITE);
+void mbarrier_wait(Shared<unsigned long long> barrier, uint32_t parity, GLM5_SIM_SITE);
 
 void copy_box(Block& block, unsigned char* to, const TensorMap& map, long long column, long long row,
-              Shared<uint64_t> barrier, Site at);
+              Shared<unsigned long long> barrier, Site at);
 // The box at (column, row) in the 128-byte swizzle; what lies outside of the matrix becomes 0.
 template <class T>
-void tma_load(Shared<T> to, const TensorMap& map, int column, int row, Shared<uint64_t> barrier, GLM5_SIM_SITE) {
+void tma_load(Shared<T> to, const TensorMap& map, int column, int row, Shared<unsigned long long> barrier,
+              GLM5_SIM_SITE) {
   to.touch(Access::copy, size_t{map.box_columns} * map.box_rows * 2, 1024, at);
   copy_box(*Block::current(), reinterpret_cast<unsigned char*>(to.raw()), map, column, row, barrier, at);
 }

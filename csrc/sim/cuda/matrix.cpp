@@ -24,7 +24,8 @@ void product(void** lanes, Convert convert) {
     const auto* p = static_cast<const Product<Sum>*>(lanes[lane]);
     const int g = lane / 4, t = lane % 4;
     for (int r = 0; r < 4; ++r) {
-      for (int e = 0; e < E; ++e) a[g + r % 2 * 8][t * E + r / 2 * 4 * E + e] = convert((p->a[r] >> (e * kBits)) & kMask);
+      for (int e = 0; e < E; ++e)
+        a[g + r % 2 * 8][t * E + r / 2 * 4 * E + e] = convert((p->a[r] >> (e * kBits)) & kMask);
     }
     for (int r = 0; r < 2; ++r) {
       for (int e = 0; e < E; ++e) b[t * E + r * 4 * E + e][g] = convert((p->b[r] >> (e * kBits)) & kMask);

@@ -53,7 +53,8 @@ class RaceDetector {
 
   unsigned threads_ = 0;
   std::vector<Record> records_;
-  std::vector<uint32_t> seen_;  // [thread][other]: how far of `other` happens before `thread` now; own entry = own clock
+  std::vector<uint32_t>
+      seen_;  // [thread][other]: how far of `other` happens before `thread` now; own entry = own clock
   std::vector<Site> sites_;
   std::vector<uint16_t> site_table_;
 };

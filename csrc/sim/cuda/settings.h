@@ -8,7 +8,7 @@
 
 namespace glm5::sim {
 
-enum class Order : int { fifo, lifo, random };   // which ready thread of a block runs next
+enum class Order : int { fifo, lifo, random };    // which ready thread of a block runs next
 enum class Copies : int { late, early, random };  // when an asynchronous copy lands between its issue and its wait
 
 struct Settings {

@@ -9,6 +9,9 @@ struct Site {
 };
 
 // The last parameter of a device function: filled in at the call.
-#define GLM5_SIM_SITE ::glm5::sim::Site at = ::glm5::sim::Site { __builtin_FILE(), __builtin_LINE() }
+#define GLM5_SIM_SITE                        \
+  ::glm5::sim::Site at = ::glm5::sim::Site { \
+    __builtin_FILE(), __builtin_LINE()       \
+  }
 
 }  // namespace glm5::sim
