@@ -5,6 +5,8 @@ add_library(glm5_cuda_sim OBJECT
 # Line numbers without a debugger's rest, and paths as they stand in the tree: faults are told with them. No fortified
 # longjmp: it refuses to leave a fibre's stack.
 target_compile_options(glm5_options INTERFACE -g1 -U_FORTIFY_SOURCE "-ffile-prefix-map=${PROJECT_SOURCE_DIR}/=")
+set_target_properties(glm5_options PROPERTIES
+  INTERFACE_INCLUDE_DIRECTORIES "${CMAKE_CURRENT_SOURCE_DIR}/include;${CMAKE_CURRENT_SOURCE_DIR}")
 target_compile_definitions(glm5_options INTERFACE GLM5_CUDA_SIM=1)
 target_link_libraries(glm5_cuda_sim PRIVATE glm5_options)
 

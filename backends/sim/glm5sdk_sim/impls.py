@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from glm5sdk.registry.impl import Impl, Requires, at_most
-from glm5sdk.registry.impl import AxisTest
+from glm5sdk.registry.impl import AxisTest, Impl, Requires, at_most
 from glm5sdk_sim import _C
 
 __all__ = ["implementations"]
@@ -36,14 +35,14 @@ def attention_workspace(axes: Mapping[str, int]) -> int:
     """A largest score, a sum and C values for each split of each row and head."""
     splits = -(-axes["K"] // SPLIT_KEYS)
     size = 4 * axes["T"] * axes["H"] * splits * (axes["C"] + 2)
-    return size if 1 < splits and size <= MOST_WORKSPACE else 0
+    return size if splits > 1 and size <= MOST_WORKSPACE else 0
 
 
 def selection_workspace(axes: Mapping[str, int]) -> int:
     """K entries for each part of the longest row."""
     parts = -(-axes["M"] * axes["S"] // PART_KEYS)
     size = 8 * axes["T"] * parts * axes["K"]
-    return size if 1 < parts and size <= MOST_WORKSPACE else 0
+    return size if parts > 1 and size <= MOST_WORKSPACE else 0
 
 
 ATTENTION = {"C": at_most(512), "R": at_most(64)}

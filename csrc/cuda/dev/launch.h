@@ -50,8 +50,11 @@ void launch(const Context& ctx, const char* name, void (*kernel)(Parameters...),
     cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                          static_cast<int>(shared_bytes));
   }
-  kernel<<<dim3(grid.x, grid.y, grid.z), threads, shared_bytes, static_cast<cudaStream_t>(ctx.stream)> > >(
-      arguments...);
+  const dim3 blocks(grid.x, grid.y, grid.z);
+  // The formatter takes the brackets for shifts.
+  // clang-format off
+  kernel<<<blocks, threads, shared_bytes, static_cast<cudaStream_t>(ctx.stream)>>>(arguments...);
+  // clang-format on
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) fail("%s: launch failed: %s", name, cudaGetErrorString(error));
 }

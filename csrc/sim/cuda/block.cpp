@@ -226,7 +226,7 @@ void Block::barrier(unsigned id, unsigned count, const char* what, Site at) {
 // Whether the caller is the last to come; it must compute and depart.
 bool Block::arrive(uint32_t mask, const char* what, void* argument, Site at) {
   Thread& t = *running_;
-  if (!(mask >> t.lane & 1)) fail_at(at, "%s: lane %u is not in its own mask 0x%08x", what, t.lane, mask);
+  if (!(mask >> t.lane & 1)) fail_at(at, "partial warp: %s: lane %u is not in its own mask 0x%08x", what, t.lane, mask);
   Rendezvous *mine = nullptr, *free = nullptr;
   for (Rendezvous& r : meetings_[t.warp]) {
     if (r.arrived == 0) {
@@ -292,7 +292,7 @@ void Block::touch(Access access, const void* p, size_t bytes, const void* begin,
   const Conflict c = races_.touch(access, running_->linear, offset, bytes, at);
   if (c.kind == Conflict::none) return;
   if (c.kind == Conflict::unwritten) {
-    fail_at(at, "shared memory: read at byte %lld of its array, which nothing has written",
+    fail_at(at, "shared memory: read at byte %lld of its array, which nothing has written so far",
             static_cast<long long>(address - from));
   }
   char other[256];

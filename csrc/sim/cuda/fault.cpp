@@ -90,8 +90,11 @@ std::string line_of(const void* pc) {
     char* discriminator = std::strstr(line, " (discriminator");
     if (discriminator != nullptr) *discriminator = '\0';
     if (std::strchr(line, '?') != nullptr) continue;
-    const bool device = std::strstr(line, "/dev/") != nullptr || std::strstr(line, "sim/cuda/") != nullptr;
-    if (found.empty() && !device) found = line;
+    // Paths begin where the tree does, wherever it was built.
+    const char* tree = std::strstr(line, "csrc/");
+    const char* path = tree == nullptr ? line : tree;
+    const bool tool = std::strstr(path, "sim/cuda/") != nullptr && std::strstr(path, "selftest") == nullptr;
+    if (found.empty() && !tool && std::strstr(path, "/dev/") == nullptr) found = path;
   }
   pclose(pipe);
   return found;

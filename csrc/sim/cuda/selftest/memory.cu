@@ -82,9 +82,8 @@ __global__ void early_refill(const bf16* in, float* out) {
   dev::cp_async_commit();
   float sum = 0.0f;
   for (int round = 0; round < 4; ++round) {
-    const int next = (round + 1) * kThreads * 8;
-    dev::cp_async_16(tile + ((round + 1) % 2 * kThreads + i) * 8,
-                     in + (next + i * 8) % kSelfTestValues);  // BUG early_refill
+    const int from = ((round + 1) * kThreads + i) * 8 % kSelfTestValues, to = ((round + 1) % 2 * kThreads + i) * 8;
+    dev::cp_async_16(tile + to, in + from);  // BUG early_refill
     dev::cp_async_commit();
     dev::cp_async_wait<1>();
     dev::sync_threads();
@@ -182,8 +181,7 @@ __global__ void write_behind_the_end(const bf16* in, float* out) {
 }
 template <bool Bug>
 __global__ void null_pointer(const bf16* in, float* out) {
-  float* volatile hidden = Bug ? nullptr : out;  // the compiler may not see that it is null
-  float* to = hidden;
+  float* to = Bug ? nowhere() : out;
   to[dev::thread_index()] = dev::widen(in[0]);  // BUG null_pointer
 }
 

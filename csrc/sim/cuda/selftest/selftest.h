@@ -17,6 +17,9 @@ std::vector<SelfTest> memory_selftests();
 std::vector<SelfTest> warp_selftests();
 std::vector<SelfTest> hopper_selftests();
 
+// Null, which a compiler that saw it would not store to.
+float* nowhere();
+
 constexpr int kSelfTestValues = 64 * 64;
 
 }  // namespace glm5::sim
