@@ -51,7 +51,7 @@ GLM5_BOTH constexpr dev::u32 topk_merge_shared(const IndexShape& shape) {
 
 // Grid: tokens, parts (or one).
 template <class T, class Cache>
-__global__ void __launch_bounds__(kTopkThreads)
+__global__ void __launch_bounds__(kTopkThreads, 2)
     topk_indexer_kernel(IndexShape shape, IndexPointers at, const T* iq, Cache cache, int parts) {
   GLM5_SHARED_MEMORY(memory);
   const IndexTiles<T> tiles(memory, shape);
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kTopkThreads)
 
 // One block a token: its parts in ascending order.
 template <class Unused>
-__global__ void __launch_bounds__(kTopkThreads) topk_merge_kernel(IndexShape shape, IndexPointers at, int parts) {
+__global__ void __launch_bounds__(kTopkThreads, 2) topk_merge_kernel(IndexShape shape, IndexPointers at, int parts) {
   GLM5_SHARED_MEMORY(memory);
   Best best(memory, shape.topk);
   const int token = dev::block_x();
