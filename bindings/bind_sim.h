@@ -43,7 +43,8 @@ class OnDevice<TensorView> {
 
 // A kernel that breaks a rule throws before anything is copied back: the caller's tensors stay as they were.
 template <auto Function, class... Values, size_t... I>
-void run_on_device(const std::optional<TensorView>& workspace, std::index_sequence<I...>, const Named<Values>&... named) {
+void run_on_device(const std::optional<TensorView>& workspace, std::index_sequence<I...>,
+                   const Named<Values>&... named) {
   std::tuple<OnDevice<Values>...> arguments(named...);
   Context ctx;
   std::optional<sim::Guarded> scratch;
@@ -63,9 +64,8 @@ void def_op(py::module_& module, const char* name, void (*)(const Context&, Argu
   module.def(
       name,
       [names...](Arguments... arguments, const std::optional<TensorView>& workspace) {
-        run_on_device<Function, std::decay_t<Arguments>...>(
-            workspace, std::index_sequence_for<Arguments...>{},
-            Named<std::decay_t<Arguments>>{arguments, names}...);
+        run_on_device<Function, std::decay_t<Arguments>...>(workspace, std::index_sequence_for<Arguments...>{},
+                                                            Named<std::decay_t<Arguments>>{arguments, names}...);
       },
       py::call_guard<py::gil_scoped_release>(), py::arg(names)..., py::arg("workspace") = py::none());
 }
