@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from glm5sdk_sim import _C
 
 from glm5sdk.models.glm5 import Glm5ForCausalLM, preset
 from glm5sdk.registry import use
+from glm5sdk_sim import _C
 
 
 def test_greedy_tokens_are_the_references() -> None:

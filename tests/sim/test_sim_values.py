@@ -48,8 +48,10 @@ def test_bad_positions_count_as_absent(value: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["block_table", "request_ids"])
-@pytest.mark.parametrize("value", [-7, 99, HUGE])
-def test_bad_pages_and_requests_stay_inside(name: str, value: int) -> None:
+@pytest.mark.parametrize("value", [-7, "first past the end", HUGE])
+def test_bad_pages_and_requests_stay_inside(name: str, value: int | str) -> None:
+    if isinstance(value, str):
+        value = ATTENTION["P" if name == "block_table" else "B"]
     for op, values in (
         ("sparse_flash_attention", _attention()),
         ("topk_indexer_with_scores", inputs("topk_indexer_with_scores", SELECTION, "bf16", seed=4)),
