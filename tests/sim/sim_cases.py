@@ -14,7 +14,7 @@ SCHEDULES = [(order, copies, seed) for order in ORDERS for copies in COPIES for 
 FEW_SCHEDULES = [("fifo", "late", 0), ("lifo", "early", 1), ("random", "random", 2), ("random", "late", 5)]
 
 ATTENTION = {"T": 3, "H": 20, "C": 64, "R": 16, "B": 2, "M": 4, "P": 9, "S": 40, "G": 1, "K": 140}
-SELECTION = {"T": 3, "Hi": 5, "Di": 24, "B": 2, "M": 4, "P": 9, "S": 40, "K": 33}
+SELECTION = {"T": 3, "Hi": 20, "Di": 24, "B": 2, "M": 4, "P": 9, "S": 40, "K": 33}
 
 
 def inputs(op: str, axes: dict[str, int], dtype: str = "bf16", seed: int = 0, **given: Any) -> dict[str, Any]:
