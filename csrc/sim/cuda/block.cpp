@@ -289,6 +289,7 @@ void Block::touch(Access access, const void* p, size_t bytes, const void* begin,
             static_cast<long long>(address - from), alignment);
   }
   const size_t offset = address - reinterpret_cast<uintptr_t>(shared_);
+  if (races_.exhausted(running_->linear)) fail_at(at, "a thread has met others a million times, needs fewer");
   const Conflict c = races_.touch(access, running_->linear, offset, bytes, at);
   if (c.kind == Conflict::none) return;
   if (c.kind == Conflict::unwritten) {

@@ -114,6 +114,10 @@ void RaceDetector::join_all() {
   for (unsigned t = 0; t < threads_; ++t) ++seen_[static_cast<size_t>(t) * threads_ + t];
 }
 
+bool RaceDetector::exhausted(unsigned thread) const {
+  return seen_[static_cast<size_t>(thread) * threads_ + thread] >= kClockMask - 1;
+}
+
 void RaceDetector::release(unsigned thread, std::vector<uint32_t>& clock) {
   clock.resize(threads_, 0);
   uint32_t* mine = &seen_[static_cast<size_t>(thread) * threads_];

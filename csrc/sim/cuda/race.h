@@ -35,6 +35,8 @@ class RaceDetector {
   // Everything the listed threads did happens before everything they do from now on.
   void join(const unsigned* threads, unsigned count);
   void join_all();
+  // Whether a thread has been at so many meetings that its clock would run over: about a million.
+  bool exhausted(unsigned thread) const;
   // What `thread` has done and seen, added to `clock`; taken from it. For barriers that some arrive at and others wait
   // for.
   void release(unsigned thread, std::vector<uint32_t>& clock);
