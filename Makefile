@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 export PYTHON TORCH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev test smoke test-full sweep lint format portable docs bench bench-cpu bench-regression wheels demo clients
+.PHONY: help setup dev test smoke test-full sweep lint format cuda-compile portable docs bench bench-cpu bench-regression wheels demo clients
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 20
@@ -26,6 +26,8 @@ format: dev ## let ruff and clang-format mend what they can
 	@scripts/lint.sh --fix
 clients: dev ## lm-eval, guidellm and litellm against `glm5 serve` (10 minutes, and 2 GB the first time)
 	@scripts/clients.sh
+cuda-compile: ## compile every CUDA kernel for every architecture with nvcc; red when one spills (needs no GPU)
+	@scripts/cuda_compile.sh $(ARCHS)
 portable: dev ## kernels on emulated older processors and on AArch64
 	@scripts/portable.sh
 docs: dev ## write docs/ops.md and docs/support.md from the registry

@@ -6,8 +6,13 @@
 #include "caster.h"
 #include "glm5/context.h"
 
+#if defined(GLM5_CUDA_SIM)
+#include "bind_sim.h"
+#endif
+
 namespace glm5::python {
 
+#if !defined(GLM5_CUDA_SIM)
 // Throws ContractError unless this processor can run `level`.
 Context context_for(int level);
 
@@ -18,8 +23,9 @@ void def_op(py::module_& module, const char* name, void (*)(const Context&, Argu
       name, [](int level, Arguments... arguments) { Function(context_for(level), arguments...); },
       py::call_guard<py::gil_scoped_release>(), py::arg("level"), py::arg(names)...);
 }
+#endif
 
-// Publishes Function as module.<name>(level, names...); it runs without the GIL.
+// Publishes Function as module.<name>(names...), on the CPU with the level before them; it runs without the GIL.
 template <auto Function, class... Names>
 void def_op(py::module_& module, const char* name, Names... names) {
   def_op<Function>(module, name, Function, names...);

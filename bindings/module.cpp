@@ -1,5 +1,6 @@
 // The module glm5sdk_<target>._C: kernels as functions of (level, *inputs, *outputs).
 #include "bind.h"
+#include "errors.h"
 #include "glm5/cpuid.h"
 #include "glm5/probe.h"
 #include "glm5/thread_pool.h"
@@ -16,19 +17,6 @@ Context context_for(int level) {
   return Context{static_cast<Level>(level)};
 }
 
-namespace {
-
-// The class every layer raises; a bare ValueError where the base package is absent.
-void raise_contract_error(const char* sentence) {
-  PyObject* errors = PyImport_ImportModule("glm5sdk.core.errors");
-  PyObject* type = errors ? PyObject_GetAttrString(errors, "ContractError") : nullptr;
-  PyErr_Clear();
-  PyErr_SetString(type ? type : PyExc_ValueError, sentence);
-  Py_XDECREF(type);
-  Py_XDECREF(errors);
-}
-
-}  // namespace
 }  // namespace glm5::python
 
 PYBIND11_MODULE(_C, module) {
@@ -36,13 +24,7 @@ PYBIND11_MODULE(_C, module) {
   module.doc() = "Native kernels of glm5sdk; tensors are borrowed over DLPack and must be contiguous.";
   // Compared by the registry before a kernel is called; raised when a signature changes.
   module.attr("api_version") = 1;
-  py::register_local_exception_translator([](std::exception_ptr error) {
-    try {
-      if (error) std::rethrow_exception(error);
-    } catch (const glm5::ContractError& e) {
-      raise_contract_error(e.what());
-    }
-  });
+  translate_contract_errors();
   module.def("cpu_level", [] { return static_cast<int>(glm5::cpu_level()); });
   module.def("get_num_threads", &glm5::get_num_threads);
   module.def("set_num_threads", &glm5::set_num_threads, py::arg("n"));

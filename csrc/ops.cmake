@@ -66,3 +66,11 @@ set(GLM5_BF16_OPS
   sparse_flash_attention_bwd
 )
 set(GLM5_AMX_OPS ${GLM5_BF16_OPS} ${GLM5_VNNI_OPS})
+
+# One line per op with a CUDA kernel: csrc/cuda/<op>.cu.
+set(GLM5_CUDA_OPS
+  rms_norm
+  sparse_flash_attention
+  topk_indexer
+  topk_indexer_with_scores
+)

@@ -6,7 +6,7 @@ cd "$ROOT"
 VENV=$ROOT/.venv
 PY=$VENV/bin/python
 TORCH=${TORCH:-torch==2.13.0}
-BACKENDS=${BACKENDS-cpu} # folders of backends/ that are built from source here
+BACKENDS=${BACKENDS-cpu sim} # folders of backends/ that are built from source here; sim is for development alone
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
 die() {

@@ -45,11 +45,16 @@ install_packages() {
 packages_key() { { echo "$ROOT $TORCH"; "$PY" --version; cat pyproject.toml scripts/setup.sh; } | sha256sum; }
 
 # Python sources are read in place; native sources, and the list of files, decide whether to build again.
+# A backend is not built again for another one's kernels.
 native_key() {
-  local dirs=(csrc bindings "backends/$1")
-  { packages_key; find "${dirs[@]}" -type f -not -path '*/build/*' -not -name '*.pyc' -not -name '*.so' | sort
+  local dirs=(csrc bindings "backends/$1") others='^$'
+  case $1 in
+  cpu) others='^csrc/(cuda|sim)/' ;;
+  sim) others='^csrc/cpu/' ;;
+  esac
+  { packages_key; find "${dirs[@]}" -type f -not -path '*/build/*' -not -name '*.pyc' -not -name '*.so' | grep -vE "$others" | sort
     find "${dirs[@]}" CMakeLists.txt -type f -not -path '*/build/*' -not -name '*.py' -not -name '*.pyc' -not -name '*.so' -print0 |
-      sort -z | xargs -0 cat; } | sha256sum
+      grep -zvE "$others" | sort -z | xargs -0 cat; } | sha256sum
 }
 
 fresh() { [ "$(cat "$VENV/.stamp-$1" 2>/dev/null)" = "$2" ]; }

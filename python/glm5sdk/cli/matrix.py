@@ -63,4 +63,6 @@ def to_markdown() -> str:
 def _state(column: str, cell: str) -> str:
     if column in ("composed", "gradient", "reference"):
         return cell or "-"
-    return f"runs ({cell})" if cell else "not built"
+    if not cell:
+        return "not built"
+    return f"simulated ({cell})" if column.endswith("_sim") else f"runs ({cell})"
