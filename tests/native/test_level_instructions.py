@@ -24,8 +24,9 @@ ABOVE = {
 
 
 def newest_build() -> Path | None:
-    """The build folder that was written last, with objects in it."""
-    found = [p.parent for p in OBJECTS.glob("*/csrc/libglm5_kernels.a")]
+    """The build folder that was written last, with objects of the CPU's levels in it."""
+    found = {p.parents[1] for p in OBJECTS.glob("*/csrc/CMakeFiles/glm5_cpu_baseline.dir")}
+    found = {p for p in found if (p / "libglm5_kernels.a").exists()}
     return max(found, key=lambda p: (p / "libglm5_kernels.a").stat().st_mtime, default=None)
 
 

@@ -161,4 +161,5 @@ def test_time_is_linear_in_the_text(part, size) -> None:
         assert events(part * count, ("glm45", TOOLS, True), itertools.repeat(size))
         return time.process_time() - start
 
-    assert seconds(6400) < 20 * seconds(800) + 0.5  # eight times the text; quadratic would be 64 times the time
+    # Eight times the text; quadratic would be 64 times the time, in every attempt and not in a busy moment only.
+    assert any(seconds(6400) < 20 * seconds(800) for _ in range(5))
