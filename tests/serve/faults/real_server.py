@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,15 +57,15 @@ class Offline:
 
     def __init__(self, folder: Path) -> None:
         self._llm = LLM(folder, num_pages=256)
-        self._said: dict[tuple[int, int], list[int]] = {}
+        self._said: dict[tuple[int, int, int], list[int]] = {}
 
-    def tokens(self, number: int, tokens: int = 12) -> list[int]:
-        """Of `body_of(number, tokens)`."""
-        if (number, tokens) not in self._said:
+    def tokens(self, number: int, tokens: int = 12, prompt: list[int] | None = None) -> list[int]:
+        """Of `body_of(number, tokens)`, or of a prompt in place of the number's; its length tells prompts apart."""
+        prompt = prompt_of(number) if prompt is None else prompt
+        if (key := (number, tokens, len(prompt))) not in self._said:
             params = SamplingParams(max_tokens=tokens, temperature=1.0, seed=number, ignore_eos=True)
-            output = self._llm.generate([prompt_of(number)], params)[0]
-            self._said[number, tokens] = output.outputs[0].token_ids
-        return self._said[number, tokens]
+            self._said[key] = self._llm.generate([prompt], params)[0].outputs[0].token_ids
+        return self._said[key]
 
 
 @dataclass
@@ -141,10 +141,19 @@ def status_of(answer: bytes) -> int:
     return int(found[1]) if found else 0
 
 
-@contextmanager
-def serving(folder: Path, log: Path, *arguments: str, **environment: str) -> Iterator[RealServer]:
+def serving(folder: Path, log: Path, *arguments: str, **environment: str) -> AbstractContextManager[RealServer]:
     """`glm5 serve` on a free port; everything it started is gone afterwards."""
-    command = [sys.executable, "-m", "glm5sdk.cli", "serve", str(folder), "--port", "0", *arguments]
+    return _running(log, ("serve", str(folder), *arguments), environment)
+
+
+def routing(log: Path, *arguments: str, **environment: str) -> AbstractContextManager[RealServer]:
+    """`glm5 route` on a free port, with the admin key of the servers."""
+    return _running(log, ("route", *arguments), environment)
+
+
+@contextmanager
+def _running(log: Path, arguments: tuple[str, ...], environment: dict[str, str]) -> Iterator[RealServer]:
+    command = [sys.executable, "-m", "glm5sdk.cli", *arguments, "--port", "0"]
     with log.open("wb") as out:
         process = subprocess.Popen(
             command, stdout=out, stderr=subprocess.STDOUT,

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
-from real_server import Offline, RealServer, body_of, post, status_of, until
+from real_server import Offline, RealServer, body_of, post, routing, status_of, until
 from test_raw_requests import SHAPES
 
 HEADERS = [b"x-a: \xff\xfe", b"connection: x-a, close", b"te: trailers", b"accept-encoding: gzip, br",
@@ -26,25 +22,8 @@ PATHS = [b"/v1/%00", b"/v1/%zz", b"/v1/models/%ff", b"/v1/models?x=%", b"/v1/" +
 def front(server: RealServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     """`glm5 route` in front of the shared server."""
     log = tmp_path_factory.mktemp("route") / "log"
-    command = [sys.executable, "-m", "glm5sdk.cli", "route", "--replica", server.url, "--port", "0"]
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT,
-            env={**os.environ, "GLM5SDK_ADMIN_KEY": "the-admin-key", "GLM5SDK_API_KEY": ""},
-        )  # fmt: skip
-    try:
-
-        def found() -> list[str]:
-            return re.findall(r"http://127\.0\.0\.1:\d+", log.read_text())
-
-        assert until(lambda: bool(found()) or process.poll() is not None, 60)
-        running = RealServer(process, found()[0], log)
-        with running.client() as client:
-            assert until(lambda: client.get("/health").status_code == 200)
+    with routing(log, "--replica", server.url) as running:
         yield running
-    finally:
-        process.kill()
-        process.wait(10)
 
 
 @pytest.mark.full  # another process, and every shape waits for silence
