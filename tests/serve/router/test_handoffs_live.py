@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -138,6 +139,23 @@ def test_a_handoff_that_fails_is_seen_and_costs_no_answer(how: str) -> None:
             if how != "gone":
                 await nothing_pinned(engines[0])
             await nothing_pinned(engines[1])
+
+    asyncio.run(run())
+
+
+def test_a_replica_that_cannot_take_a_prefix_is_not_the_fault_of_the_one_that_has_it() -> None:
+    async def run() -> None:
+        engine = make_engine()
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            dead = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        async with fleet(engine, prefill=1) as (client, router, urls):
+            router.fleet.add(dead).health.passed()
+            answer = await client.post("/v1/completions", json={"prompt": PROMPT * 3, "max_tokens": 2})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_replica")
+            assert await handed(client, "prefill") == {"failed": 1.0}
+            health = router.prefill_fleet.need(urls[0]).health
+            assert (health.up, health.ejections) == (True, 0)
+            await nothing_pinned(engine)
 
     asyncio.run(run())
 

@@ -159,7 +159,9 @@ class Handoffs:
         if action.do is Do.RELEASE:
             return handoff.released(action.lease) if answer is not None else []
         if answer is None:
-            if self._prefill is not None and plan.kind == "prefill" and problem.startswith("Connect"):
+            # Only what was sent to the source says something of it; an import goes to the target.
+            at_source = plan.kind == "prefill" and action.at == plan.source.url
+            if self._prefill is not None and at_source and problem.startswith("Connect"):
                 self._prefill[1].unreachable(plan.source, problem)
             return handoff.failed(f"{action.do.value}: {problem}", now)
         if action.do is Do.EXPORT:
