@@ -47,11 +47,12 @@ def counted(metrics: str, outcome: str) -> float:
 
 @dataclass
 class Split:
-    """The three processes."""
+    """The processes; `more` decode as well."""
 
     prefill: RealServer
     decode: RealServer
     front: RealServer
+    more: tuple[RealServer, ...] = ()
 
     def handed(self, outcome: str) -> float:
         """Handoffs of that outcome so far, as the router counts them."""
@@ -60,14 +61,17 @@ class Split:
 
 
 @contextmanager
-def split(folder: Path, logs: Path) -> Iterator[Split]:
+def split(folder: Path, logs: Path, decoders: int = 1) -> Iterator[Split]:
     """The prefill server takes small steps, so that handoffs are spread over seconds."""
     with ExitStack() as stack:
         options = ("--num-pages", "256", "--max-num-batched-tokens", "16", "--max-num-seqs", "8")
         prefill = stack.enter_context(serving(folder, logs / "prefill", *options))
-        decode = stack.enter_context(serving(folder, logs / "decode", "--num-pages", "256"))
-        urls = ("--prefill", prefill.url, "--decode", decode.url)
-        yield Split(prefill, decode, stack.enter_context(routing(logs / "front", *urls)))
+        decode, *more = [
+            stack.enter_context(serving(folder, logs / f"decode{i}", "--num-pages", "256")) for i in range(decoders)
+        ]
+        urls = [word for server in (decode, *more) for word in ("--decode", server.url)]
+        front = stack.enter_context(routing(logs / "front", "--prefill", prefill.url, *urls))
+        yield Split(prefill, decode, front, tuple(more))
 
 
 async def kill_in_the_middle(servers: Split, victim: RealServer) -> list[Said]:
@@ -158,6 +162,23 @@ def test_the_decode_server_dies(fault_model: Path, tmp_path: Path, offline: Offl
             assert all(said.how == "done" and right(said, offline) for said in later), later
             assert servers.handed("moved") == moved + 4
             assert until(lambda: servers.prefill.at_rest() and second.at_rest(), SOON)
+
+
+@pytest.mark.full
+def test_one_of_two_decode_servers_dies(fault_model: Path, tmp_path: Path, offline: Offline) -> None:
+    """Only what it had begun is lost; the other takes over, and the prefill server goes on for it."""
+    learn(offline)
+    with split(fault_model, tmp_path, decoders=2) as servers:
+        answers = asyncio.run(kill_in_the_middle(servers, servers.decode))
+        assert [said for said in answers if not right(said, offline)] == []
+        lost = [said for said in answers if said.how != "done"]
+        assert all(told(said) and said.home in (servers.decode.url, "") for said in lost), lost
+        assert len(lost) < COUNT and not any(said.how == "status 503" for said in lost), lost
+        assert servers.handed("no_replica") == 0, "the prefill server was taken for dead"
+        later = asked_again(servers, 100, 4)
+        assert all(said.how == "done" and right(said, offline) for said in later), later
+        assert {said.home for said in later} == {servers.more[0].url}
+        assert until(lambda: servers.prefill.at_rest() and servers.more[0].at_rest(), SOON)
 
 
 @pytest.mark.full
