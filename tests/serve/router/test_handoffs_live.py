@@ -143,6 +143,27 @@ def test_a_handoff_that_fails_is_seen_and_costs_no_answer(how: str) -> None:
     asyncio.run(run())
 
 
+def test_a_source_that_is_taken_for_dead_is_not_waited_for() -> None:
+    async def run() -> None:
+        engines = [make_engine() for _ in range(2)]
+        async with fleet(*engines, prefill=1, prefill_timeout=60.0) as (client, router, urls):
+            await engines[0].control("pause", {})
+            source = router.prefill_fleet.need(urls[0])
+            asked = asyncio.create_task(ask(client, 3))
+            async with asyncio.timeout(5):
+                while not source.in_flight:
+                    await asyncio.sleep(0.01)
+            source.health.eject("no answer")
+            async with asyncio.timeout(10):
+                answer = await asked
+            assert (answer["home"], cached(answer)) == (urls[1], 0)
+            assert await handed(client, "prefill") == {"failed": 1.0}
+            await engines[0].control("resume", {})
+            await nothing_pinned(*engines)
+
+    asyncio.run(run())
+
+
 def test_a_replica_that_cannot_take_a_prefix_is_not_the_fault_of_the_one_that_has_it() -> None:
     async def run() -> None:
         engine = make_engine()

@@ -27,6 +27,7 @@ __all__ = ["Handoffs"]
 log = get_logger("serve.router")
 
 MOVABLE = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+LOOK_SECONDS = 0.5  # between looks at whether the source is still believed to be up
 ENOUGH = 0.9  # a replica that has so much of a prompt already is sent nothing
 
 
@@ -107,14 +108,17 @@ class Handoffs:
         """Until it is decided; what is left, the release, goes on behind the request's back."""
         handoff = plan.handoff
         running: set[asyncio.Task[list[Action]]] = set()
+        health, ejections = plan.source.health, plan.source.health.ejections
         actions = handoff.start(self._clock())
         try:
             while not handoff.settled:
                 running |= self._spawn(actions, plan, request)
-                wait = max(0.0, handoff.next_tick() - self._clock())
+                wait = min(max(0.0, handoff.next_tick() - self._clock()), LOOK_SECONDS)
                 done, running = await asyncio.wait(running, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
                 actions = [action for task in done for action in task.result()]
                 actions += handoff.tick(self._clock())
+                if health.ejections != ejections:  # it hangs, or its machine is gone without a word
+                    actions += handoff.failed(f"the source was taken for dead: {health.reason}", self._clock())
         except asyncio.CancelledError:
             actions = handoff.cancel(self._clock())
             self._metrics.handoffs.labels(plan.kind, Outcome.CANCELLED.value).inc()
