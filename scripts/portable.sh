@@ -14,8 +14,11 @@ out=build/portable
 mkdir -p "$out"
 
 if [ "$(uname -m)" = x86_64 ]; then
-  kernels=$(ls -t build/*/csrc/libglm5_kernels.a 2>/dev/null | head -1 || true)
-  [ -n "$kernels" ] || die "portable: no build/*/csrc/libglm5_kernels.a, needs the CPU backend built: make setup"
+  # Other targets' builds have a library of that name, too.
+  builds=$(ls -d build/*/csrc/CMakeFiles/glm5_cpu_baseline.dir 2>/dev/null | sed 's|CMakeFiles/.*|libglm5_kernels.a|')
+  # shellcheck disable=SC2086 # one word a build
+  kernels=$([ -z "$builds" ] || ls -t $builds 2>/dev/null | head -1 || true)
+  [ -n "$kernels" ] || die "portable: no build/*/csrc/libglm5_kernels.a of the CPU, needs the CPU backend built: make setup"
   "${CXX:-c++}" -std=c++17 -O1 -Icsrc/include tests/portable/probe.cpp "$kernels" -pthread -o "$out/probe"
   echo "this processor:"
   "$out/probe"
