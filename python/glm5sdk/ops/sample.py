@@ -85,17 +85,24 @@ def keep(ordered: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor
     return kept
 
 
+def filtered(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Scaled logits [B, V]; which tokens survive the filters [B, V]; the first best token of each row [B, 1]."""
+    scaled = logits / torch.where(temperature <= 0, 1, temperature)[:, None]
+    order = logits.sort(dim=1, descending=True, stable=True).indices
+    kept = keep(scaled.gather(1, order), top_k, top_p, min_p)
+    return scaled, torch.zeros_like(kept).scatter(1, order, kept), order[:, :1]
+
+
 def scores(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What the drawn token maximises [B, V], -inf where filtered; log-sum-exp of the kept [B]; scaled logits [B, V]."""
-    greedy = (temperature <= 0)[:, None]
-    scaled = logits / torch.where(greedy, 1, temperature[:, None])
-    order = logits.sort(dim=1, descending=True, stable=True).indices
-    kept = keep(scaled.gather(1, order), top_k, top_p, min_p)
-    survivors = torch.where(torch.zeros_like(kept).scatter(1, order, kept), scaled, -torch.inf)
+    scaled, kept, _ = filtered(logits, temperature, top_k, top_p, min_p)
+    survivors = torch.where(kept, scaled, -torch.inf)
     noise = gumbel(seed, position, logits.shape[1], logits.dtype)
-    return torch.where(greedy, logits, survivors + noise), log_sum_exp(survivors), scaled
+    return torch.where((temperature <= 0)[:, None], logits, survivors + noise), log_sum_exp(survivors), scaled
 
 
 @op(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glm5sdk.core.errors import ContractError
-from glm5sdk.ops.sample import keep
+from glm5sdk.ops.sample import filtered
 from glm5sdk.ops.sample import make_inputs as make_sample_inputs
 from glm5sdk.registry import Cost, TestRules, op
 
@@ -49,14 +49,11 @@ def sums_to_one(arguments: Mapping[str, Any], outs: Sequence[Tensor]) -> None:
 
 def distribution(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """Softmax of the kept tokens' logits / temperature; a one-hot row where the temperature is 0."""
-    greedy = (temperature <= 0)[:, None]
-    scaled = logits / torch.where(greedy, 1, temperature[:, None])
-    order = logits.sort(dim=1, descending=True, stable=True).indices
-    kept = keep(scaled.gather(1, order), top_k, top_p, min_p)
-    kept = torch.zeros_like(kept).scatter(1, order, kept)
-    best = torch.zeros_like(kept).scatter(1, order[:, :1], True)
+    scaled, kept, first = filtered(logits, temperature, top_k, top_p, min_p)
+    best = torch.zeros_like(kept).scatter(1, first, True)
     # The best token is always kept, so no row is empty; alone in it when the row is greedy.
-    return torch.where(torch.where(greedy, best, kept), scaled, -torch.inf).softmax(1)
+    kept = torch.where((temperature <= 0)[:, None], best, kept)
+    return torch.where(kept, scaled, -torch.inf).softmax(1)
 
 
 @op(
