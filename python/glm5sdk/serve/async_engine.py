@@ -128,8 +128,7 @@ class AsyncEngine:
     def _loop(self) -> None:
         try:
             while self._do_jobs():
-                # Spread over processes, an engine without work still takes part in the steps of the others.
-                if self.engine.has_work() or self.engine.lockstep is not None:
+                if self.engine.has_work():
                     self._deliver(self.engine.step())
                 self.engine.leases.expire()
                 self._stats = self.engine.stats()
@@ -142,7 +141,7 @@ class AsyncEngine:
     def _do_jobs(self) -> bool:
         """Do what was asked for; sleep when there is nothing else. False when it is time to end."""
         waits = self.engine.has_work() or len(self.engine.leases) > 0
-        timeout = 0.0 if self.engine.busy or self.engine.lockstep is not None else NAP_SECONDS if waits else None
+        timeout = 0.0 if self.engine.busy else NAP_SECONDS if waits else None
         while True:
             try:
                 job = self._jobs.get(timeout != 0.0, timeout)

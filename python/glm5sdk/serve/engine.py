@@ -199,7 +199,7 @@ class Engine:
         return True
 
     def has_work(self) -> bool:
-        """Whether a call of `step` may do or report something."""
+        """Whether a call of `step` may do or report something, or others wait for it to take part in theirs."""
         return bool(self._alive or self._flying or self._deltas or self.lockstep)
 
     def knows(self, request_id: str) -> bool:

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 __all__ = ["CompletionOutput", "Delta", "RequestOutput", "TokenLogprob"]
 
-FINISH_REASONS = ("stop", "length", "abort", "error")
-
 
 @dataclass(frozen=True)
 class TokenLogprob:

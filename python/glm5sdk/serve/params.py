@@ -116,18 +116,6 @@ class SamplingParams:
         if self.structured is not None and not isinstance(self.structured, StructuredOutput):
             raise ContractError(f"sampling params: structured is {self.structured!r:.200}, needs a StructuredOutput")
 
-    @property
-    def changes_logits(self) -> bool:
-        """Whether anything but the sampler's own filters stands between logits and draw."""
-        return bool(
-            self.presence_penalty
-            or self.frequency_penalty
-            or self.repetition_penalty != 1.0
-            or self.logit_bias
-            or self.structured is not None
-            or self.min_tokens
-        )
-
 
 def _int_in(name: str, value: Any, low: int, high: int) -> int:
     number = as_int("sampling params", name, value)
